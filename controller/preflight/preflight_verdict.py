@@ -15,7 +15,7 @@ import msgspec
 from controller.placement.pool_table import read_pools
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Snapshot
-from controller.services.accelerator_choice import CHOOSES_NOTHING
+from controller.services.accelerator_choice import CHOICE_INDEPENDENT_FIELDS
 from controller.services.candidates import check_candidate, list_candidates
 from controller.services.checked_replica import check_replica, read_models
 from controller.services.class_speeds import FindSpeeds, sort_speeds
@@ -190,7 +190,11 @@ def _wants_replicas(service: InferenceService) -> bool:
 
 def _list_demands(service: InferenceService) -> dict[str, object]:
     """Return the fields of a spec that decide whether a service fits."""
-    return {name: value for name, value in msgspec.structs.asdict(service.spec).items() if name not in CHOOSES_NOTHING}
+    return {
+        name: value
+        for name, value in msgspec.structs.asdict(service.spec).items()
+        if name not in CHOICE_INDEPENDENT_FIELDS
+    }
 
 
 def _certainly_fails(speed: ClassSpeed, least_tokens_per_second: float | None) -> bool:

@@ -38,7 +38,7 @@ from kube.resources import ObjectKey
 from kube.time import rfc3339
 
 _DEFAULTS: Final = InferenceServiceSpec(model_ref="")
-CHOOSES_NOTHING: Final = frozenset({"replicas", "suspend", "priority", "eviction_protection"})
+CHOICE_INDEPENDENT_FIELDS: Final = frozenset({"replicas", "suspend", "priority", "eviction_protection"})
 """Fields of which an edit does not choose anew: it changes no replica, or only their number."""
 _NO_ROOM: Final = CandidateRoom(0, could_run=True)
 
@@ -60,7 +60,9 @@ class ChosenAccelerators(NamedTuple):
     """The choice for one service."""
 
     shares: Sequence[AcceleratorShare] = ()
+    """The number of replicas on each accelerator, with a reason where it is 0."""
     inputs: str = ""
+    """Digest of the fields of the spec that they were chosen for: after an edit of one, the choice begins anew."""
     problem: ServiceProblem | None = None
     """Why no replica can be created anywhere now."""
     model_problem: ServiceProblem | None = None
@@ -76,7 +78,7 @@ class ChosenAccelerators(NamedTuple):
 
     @property
     def status(self) -> AcceleratorChoice:
-        """The choice as the status has it."""
+        """The choice in the form of `status.choice`: replicas by accelerator, the same in words, and for which spec."""
         message = describe_shares(self.shares)
         return AcceleratorChoice(
             message=message, accelerators=list(self.shares), inputs=self.inputs, probing_since=self.probing_since
@@ -98,18 +100,19 @@ def choose_accelerators(
     find_speeds: FindSpeeds = find_no_speeds,
     probes: ProbeSource | None = None,
 ) -> ChosenAccelerators | None:
-    """Return the choice for a service, or None if its spec or its Model names a single accelerator.
+    """Return how many replicas of a service go to which accelerator; None: its spec or Model names a single one.
 
-    If no accelerator can be chosen now, the last choice is returned with the problem.
+    First each accelerator is checked: could it run one replica at all? Then the free room decides, or the speed. If
+    none can be chosen now, the last choice, which is in the status, is returned with the problem.
 
     Args:
         snapshot: the store.
         service: the service.
         settings: options of the controller.
-        rooms: the room of accelerators; None: the queue is not this controller's.
+        rooms: counts the replicas for which an accelerator has room; None: the queue is not this controller's.
         has_claims: devices can be claimed in the cluster.
         find_speeds: returns the speed of a replica on the device classes of an accelerator.
-        probes: the Jobs that measure; None: nothing is measured.
+        probes: the Jobs that measure a speed before the choice; None: nothing is measured.
     """
     model, companions = read_models(snapshot, service)
     table = read_pools(snapshot.store, settings.vendors)
@@ -155,7 +158,12 @@ def _choose_when_measured(
     rooms: RoomSource,
     probes: ProbeSource | None,
 ) -> ChosenAccelerators:
-    """Return the choice, or the last one while the room is not known or measurements are being made."""
+    """Return the choice among the `checked` accelerators once it can be made for good; until then the last choice.
+
+    1. The room of each must be known: the queue counts it for a prospect, which is a replica that is not there yet.
+    2. A service without replicas waits while Jobs measure the speeds by which it is going to choose.
+    3. Then the room decides, and the speed.
+    """
     prospects = {candidate.accelerator: candidate.prospect for candidate in checked if candidate.prospect is not None}
     candidate_rooms = {accelerator: rooms.count(prospect) for accelerator, prospect in prospects.items()}
     if None in candidate_rooms.values():
@@ -178,15 +186,17 @@ def _find_wait(
     candidate_rooms: Mapping[str, CandidateRoom | None],
     probes: ProbeSource | None,
 ) -> ChosenAccelerators | None:
-    """Return the last choice of a service without replicas, with the reason that it waits for measurements.
+    """Return the last choice of a service without replicas, with the problem that its speeds are being measured.
 
-    None: the service does not wait, for example because it has a choice already.
+    None: it does not wait, because nothing measures, it has a choice already, wants no replica, names pools, or the
+    speed is known, or no longer waited for, on each device class that could run a replica.
     """
     # With pools, their order decides, and no speed.
     if probes is None or last_choice.shares or not wanted_replicas(service) or service.spec.scheduling.pools:
         return None
-    usable = frozenset[str]().union(*(room.device_classes for room in candidate_rooms.values() if room is not None))
-    unmeasured_classes = list_unmeasured(last_choice.speeds, usable)
+    known_rooms = (room for room in candidate_rooms.values() if room is not None)
+    usable_classes = frozenset[str]().union(*(room.device_classes for room in known_rooms))
+    unmeasured_classes = list_unmeasured(last_choice.speeds, usable_classes)
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     wait = wait_for_probes(key, unmeasured_classes, last_choice.probing_since, snapshot.now, probes)
     if wait is None:
@@ -222,31 +232,31 @@ def _choose_by_room(
         )
         for candidate in checked
     ]
-    is_ordered = bool(service.spec.scheduling.pools)
+
+    # 1. Sort the candidates, the preferred one first; the table of accelerators decides between equal speeds.
+    has_pools = bool(service.spec.scheduling.pools)
     free_seconds: dict[str, float] = {}
-    if is_ordered:
+    if has_pools:  # they are in the order of the pools already
         free_seconds = {item.accelerator: rooms.free_seconds(key, item.accelerator) for item in candidates}
         candidates = [
             candidate._replace(is_better=free_seconds[candidate.accelerator] >= BETTER_SECONDS)
             for candidate in candidates
         ]
     else:
-        # Python's sort is stable: accelerators of equal or unknown speed stay in the order of the table.
         candidates.sort(key=lambda candidate: candidate.tokens_per_second, reverse=True)
 
-    # Choose. After an edit of the spec, the last choice does not count.
+    # 2. Choose. After an edit of the spec, the last choice does not count.
     last, inputs = service.status.choice or AcceleratorChoice(), _digest_spec(service)
     last_counts = {share.accelerator: share.replicas for share in last.accelerators}
     chosen = choose(wanted_replicas(service), candidates, last_counts if last.inputs == inputs else None)
-    watched = list_watched(candidates, chosen, is_ordered=is_ordered)
+    watched = list_watched(candidates, chosen, is_ordered=has_pools)
 
-    # Find when to choose again, although nothing changes.
-    recheck_seconds = _list_settling_seconds(snapshot, candidates, chosen, counts)
-    with_room = {candidate.accelerator for candidate in candidates if candidate.room}
+    # 3. Time alone may change the choice: a waiting replica may move, and a better pool has had room for long enough.
+    recheck_seconds = _list_seconds_to_move(snapshot, candidates, chosen, counts)
     recheck_seconds += [
-        BETTER_SECONDS - seconds
-        for name, seconds in free_seconds.items()
-        if name in watched and name in with_room and seconds < BETTER_SECONDS
+        BETTER_SECONDS - free_seconds[candidate.accelerator]
+        for candidate in candidates
+        if has_pools and candidate.accelerator in watched and candidate.room and not candidate.is_better
     ]
     return ChosenAccelerators(
         shares=list_shares(candidates, chosen),
@@ -263,7 +273,10 @@ def _choose_by_room(
 def _describe_candidate(
     snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom, counts: ReplicaCounts
 ) -> Candidate:
-    """Return an accelerator with its room and its replicas, as the choice reads it."""
+    """Return what `choose` reads of an accelerator: its free room, its replicas, and their speed there.
+
+    `settled` counts the replicas that have waited there for `SETTLE_SECONDS`, so that they may go elsewhere.
+    """
     problem = checked.problem
     accepted = [float(speed.tokens_per_second or 0) for speed in checked.speeds if speed.refusal is None]
     return Candidate(
@@ -280,14 +293,15 @@ def _describe_candidate(
     )
 
 
-def _list_settling_seconds(
+def _list_seconds_to_move(
     snapshot: Snapshot, candidates: Sequence[Candidate], chosen: Mapping[str, int], counts: Mapping[str, ReplicaCounts]
 ) -> list[float]:
-    """Return the times after which replicas that wait may go to where there is room now."""
+    """Return the seconds until each waiting replica may move: after `SETTLE_SECONDS` it goes to where there is room."""
     waits: list[float] = []
     for candidate in candidates:
-        has_room = any(other.room and not other.refusal for other in candidates if other is not candidate)
-        if has_room and chosen.get(candidate.accelerator, 0) > candidate.running:
+        is_room_elsewhere = any(other.room and not other.refusal for other in candidates if other is not candidate)
+        has_waiting_replicas = chosen.get(candidate.accelerator, 0) > candidate.running
+        if is_room_elsewhere and has_waiting_replicas:
             waiting_since = counts.get(candidate.accelerator, NO_REPLICAS).waiting_since
             ages = ((snapshot.now - since).total_seconds() for since in waiting_since)
             waits += [SETTLE_SECONDS - age for age in ages if age < SETTLE_SECONDS]
@@ -308,10 +322,13 @@ def _join_problems(checked: Sequence[CheckedCandidate]) -> ServiceProblem:
 
 
 def _digest_spec(service: InferenceService) -> str:
-    """Return the digest of the stated fields that decide about the accelerators; absent fields do not count."""
+    """Return a digest that changes when an edit of the spec asks for a new choice.
+
+    A field with its default value is left out, so a field that a later version adds does not change the digest.
+    """
     stated = {
         name: value
         for name, value in msgspec.structs.asdict(service.spec).items()
-        if value != getattr(_DEFAULTS, name) and name not in CHOOSES_NOTHING
+        if value != getattr(_DEFAULTS, name) and name not in CHOICE_INDEPENDENT_FIELDS
     }
     return hashlib.sha256(msgspec.json.encode(stated, order="sorted")).hexdigest()[:16]

@@ -37,14 +37,15 @@ _CACHED: Final = "Cached"
 def list_candidates(
     service: InferenceService, model: Model | None, table: PoolTable, vendors: Vendors
 ) -> tuple[Accelerator, ...]:
-    """Return the accelerators that a service may use, in its order of preference.
+    """Return the accelerators among which a service may choose, in its order of preference.
 
-    Empty: it may use a single one, which its spec, its Model or all of its pools name. Pools that do not exist are left
-    out. Without pools, `auto` stands for all accelerators that have devices, and for hosts.
+    Empty: there is nothing to choose, because its spec states an accelerator, or its Model does (or is missing) and no
+    pool of the service has another one. Pools that do not exist are left out. Without pools, `auto` stands for all
+    accelerators that have devices, and for hosts.
     """
     stated = accelerator_of(service, model) if model is not None else service.spec.hardware.accelerator
     of_pools = dict.fromkeys(table.find_accelerator(name) for name in service.spec.scheduling.pools)
-    of_pools.pop("", None)  # of pools that do not exist
+    of_pools.pop("", None)  # find_accelerator returns "" for a pool that does not exist
     if stated == AUTO_ACCELERATOR:
         return tuple(of_pools) if of_pools else tuple(name for name, vendor in vendors.items() if vendor.has_devices)
     # Pools of other accelerators than that of the Model are a choice, unless the service itself states one.
@@ -98,7 +99,11 @@ def check_candidate(
     has_claims: bool = True,
     find_speeds: FindSpeeds = find_no_speeds,
 ) -> CheckedCandidate:
-    """Check one accelerator for one replica. Weights are fetched to a volume only after the accelerator is chosen."""
+    """Return whether an accelerator could run one replica of a service, and how fast on each of its device classes.
+
+    If it could, `prospect` describes the replica to the queue, which counts the room for it. Weights count as fetched
+    already, because they are fetched to a volume only after the accelerator is chosen.
+    """
     table = read_pools(store, settings.vendors)
     service = state_accelerator(service, accelerator, table, 1)
     assumed_model = _assume_weights(model) if model is not None else None
@@ -107,7 +112,7 @@ def check_candidate(
         for companion in companions
     ]
     replica = check_replica(store, service, assumed_model, assumed_companions, settings, has_claims=has_claims)
-    problem = replica.checked.problem or _refuse_queue(service, replica, settings)
+    problem = replica.checked.problem or _refuse_unqueued_pods(service, replica, settings)
     pools = service.spec.scheduling.pools or table.list_pools(accelerator)
     prospect = None if problem is not None else _build_prospect(service, replica, tuple(pools), settings)
     speeds: tuple[ClassSpeed, ...] = ()
@@ -131,9 +136,15 @@ def _assume_weights(model: Model) -> Model:
     return replace(model, status=replace(model.status, conditions=conditions))
 
 
-def _refuse_queue(service: InferenceService, replica: CheckedReplica, settings: PodSettings) -> ServiceProblem | None:
-    """Return the problem of a service whose pods the queue does not place, so that their room is unknown."""
-    if replica.choice is None or is_queued(service, request_devices(service, replica.choice.vendor), settings):
+def _refuse_unqueued_pods(
+    service: InferenceService, replica: CheckedReplica, settings: PodSettings
+) -> ServiceProblem | None:
+    """Return the problem that the queue does not place the pods of a service, so that their room is unknown.
+
+    None: it places them, or there are none, because the replica would run on a host or cannot run.
+    """
+    engine_in_pod = replica.choice
+    if engine_in_pod is None or is_queued(service, request_devices(service, engine_in_pod.vendor), settings):
         return None
     message = "its pods do not go by the queue, which alone knows the room: set spec.scheduling.mode to Queue"
     return ServiceProblem("InvalidSpec", message, "Failed")
@@ -142,15 +153,16 @@ def _refuse_queue(service: InferenceService, replica: CheckedReplica, settings: 
 def _build_prospect(
     service: InferenceService, replica: CheckedReplica, pools: tuple[str, ...], settings: PodSettings
 ) -> ProspectiveReplica | None:
-    """Return a replica of a service as the queue would place it; None if it cannot run on its accelerator.
+    """Return a replica that does not exist yet, as the queue would place it; None if it cannot run there.
 
-    Its pod is stated only if volumes that exist already may restrict it to some nodes.
+    The queue compares its unit (what it needs, and which nodes or hosts suit it) with the free room. It also gets the
+    spec of the pod if that mounts a volume which exists already, and so may be tied to the nodes of this volume.
     """
     served, choice = replica.checked.served, replica.choice
     if served is None:
         return None
 
-    # A process, if it runs on a host.
+    # Without an engine in a pod, it is a process on a host.
     if choice is None:
         spec, bytes_needed = service.spec, replica.checked.memory.total_bytes
         if bytes_needed is None:
@@ -178,14 +190,14 @@ def _build_unit(
     pools: tuple[str, ...],
     requirement: NodeRequirement | HostRequirement,
 ) -> Unit:
-    """Return the unit of a replica that does not exist yet, which comes after all that wait."""
+    """Return what the queue would place for one more replica: a unit of one pod or process that waits at the end."""
     metadata, is_process = service.metadata, isinstance(requirement, HostRequirement)
     return Unit(
         key=UnitKey("process" if is_process else "pod", metadata.namespace, metadata.name),
         uid="",
         service=ObjectKey(metadata.namespace, metadata.name),
         priority=service.spec.priority,
-        # It is not there yet, so that all others are before it.
+        # It does not exist yet, so all that wait are before it.
         enqueued_at=math.inf,
         parts=(need,),
         pools=pools,

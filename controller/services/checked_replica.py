@@ -51,10 +51,12 @@ def check_replica(
     companions: Sequence[Companion],
     settings: PodSettings,
     *,
-    further: ServiceProblem | None = None,
+    other_problem: ServiceProblem | None = None,
     has_claims: bool = True,
 ) -> CheckedReplica:
-    """Check whether a service may have replicas on its accelerator, and report at most one problem.
+    """Check whether a service may have replicas on its one accelerator; return the engine, or the first problem.
+
+    A limit of the controller comes first, then spec, Model and memory, `other_problem`, the pools, and the pod.
 
     Args:
         store: the watch cache.
@@ -62,7 +64,7 @@ def check_replica(
         model: its Model; None if it does not exist.
         companions: its companions.
         settings: options of the controller.
-        further: a problem of the service that is found elsewhere.
+        other_problem: a problem of the service that the caller has found, such as one of Kueue.
         has_claims: devices can be claimed in the cluster.
     """
     accelerator = preconditions.decided_accelerator(service, model)
@@ -80,8 +82,8 @@ def check_replica(
     exceeded = out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits)
     if exceeded:
         checked = checked.refuse(ServiceProblem(*exceeded, "Failed"))
-    elif further is not None:
-        checked = checked.refuse(checked.problem or further)
+    elif other_problem is not None:
+        checked = checked.refuse(checked.problem or other_problem)
 
     if checked.served is not None and accelerator is not None:
         pool_problem = _refuse_pools(service, accelerator, store, settings)
@@ -96,7 +98,11 @@ def check_replica(
 def _refuse_pools(
     service: InferenceService, accelerator: str, store: Store, settings: PodSettings
 ) -> ServiceProblem | None:
-    """Return why a service cannot use the pools that it names, with the way out, or None."""
+    """Return why a service cannot use the pools that it names, with the way out, or None.
+
+    A pool has hardware of one accelerator, and only the queue knows pools. One that does not exist yet is a
+    problem that may end by itself; the other problems are final.
+    """
     names = service.spec.scheduling.pools
     if not names:
         return None

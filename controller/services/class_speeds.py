@@ -40,26 +40,28 @@ def assess_classes(
     *,
     corrections: Corrections = NO_CORRECTIONS,
 ) -> tuple[ClassSpeed, ...]:
-    """Return the speed of a replica on each device class.
+    """Return the speed and fit of a replica on each device class; a measured speed is preferred to an estimate.
 
     Args:
         service: the service.
         served: its Models.
-        number: devices of one replica; 0 on hosts.
+        number: devices of one replica, so that a class of one device, such as nvidia-l4x1, becomes one of that many;
+            0 on hosts, whose classes stay.
         classes: one device of each class.
         measured: measurements of the Model with this engine and these options, by device class.
-        corrections: what measurements of other models say, as far as they count in its namespace.
+        corrections: how far measurements of other models differed from their estimates, as far as the namespace of
+            the service may know.
     """
     workload = describe_workload(served)
     if is_memory_stated(served):
         workload = workload._replace(stated_bytes=served.model.spec.stated_bytes)
-    share = find_active_share(served.model)
+    active_share = find_active_share(served.model)  # the part of its parameters that one token uses
     speeds = []
     for serving_devices in classes:
         devices = serving_devices._replace(
             device_class=scale_class(serving_devices.device_class, number), device_count=max(1, number)
         )
-        fit = assess_fit(workload, service.spec, devices, corrections, active_share=share)
+        fit = assess_fit(workload, service.spec, devices, corrections, active_share=active_share)
         # Measurements are made without companions.
         record = measured.get(devices.device_class) if not served.companions else None
         speeds.append(_describe_class(devices.device_class, fit, record, service.spec.placement))
@@ -92,7 +94,14 @@ def describe_refusal(speed: ClassSpeed) -> str:
 def _describe_class(
     device_class: str, fit: Fit | None, record: MeasuredPerformance | None, demands: PlacementDemands
 ) -> ClassSpeed:
-    """Return the speed and fit of a replica on a device class, and why the service does not accept the class."""
+    """Return the speed and fit of a replica on a device class, and why the service does not accept the class.
+
+    Args:
+        device_class: the class, with the number of devices of a replica.
+        fit: the estimated memory and speed; None: unknown.
+        record: a measured speed, which is preferred to the estimate.
+        demands: spec.placement of the service: its least speed and fit.
+    """
     level = fit.level_if_idle if fit is not None else None
     estimated = fit.speed if fit is not None else None
     speed, low, high = None, None, None
@@ -159,7 +168,9 @@ class SpeedAssessor:
     def assess(
         self, key: ObjectKey, service: InferenceService, accelerator: str | None, served: Served | None
     ) -> tuple[ClassSpeed, ...]:
-        """Return the speeds of a replica on one accelerator; none if it cannot be there, or its devices are unknown.
+        """Return the speed of a replica on each device class of one accelerator; computed anew after an input changed.
+
+        Empty: it cannot be there, it requests a partition of a device, or no device of the accelerator is known.
 
         Args:
             key: the service.
@@ -172,7 +183,7 @@ class SpeedAssessor:
             return ()
         request = request_devices(service, vendor) if vendor.in_pods else NO_DEVICES
         if request.resource not in {None, vendor.resource, vendor.shared_resource}:
-            return ()  # a partition, of which classes of whole devices say nothing
+            return ()  # a partition of a device: the classes are those of whole devices
         model_hash = hash_model(served.model, served.runtime, service.spec)
         records = self._measured.list_classes(model_hash, key.namespace)
         classes = self._list_classes(accelerator)

@@ -23,7 +23,10 @@ from kube.resources import METAL_HOSTS, NODE_FITNESSES, NODES, ObjectKey
 def find_replica_class(
     snapshot: Snapshot, service: InferenceService, accelerators: Iterable[str], place: str, vendors: Vendors
 ) -> str | None:
-    """Return the device class of a replica of a service, or None if it is unknown.
+    """Return the device class of a replica, such as nvidia-l4x2, by the node or host that it is on; None: unknown.
+
+    On a node, a class of devices comes before that of the processor, which counts only if the service may run
+    without devices.
 
     Args:
         snapshot: the cluster.
@@ -41,8 +44,8 @@ def find_replica_class(
     for name in names:
         if vendors[name].resource is not None and (device_class := find_node_class(service, name, vendors[name], node)):
             return device_class
-    has_processor_only = any(vendors[name].resource is None and vendors[name].in_pods for name in names)
-    return _find_processor_class(snapshot, service, node) if has_processor_only else None
+    may_use_processor = any(vendors[name].resource is None and vendors[name].in_pods for name in names)
+    return _find_processor_class(snapshot, service, node) if may_use_processor else None
 
 
 def find_host_class(host: MetalHost) -> str | None:
@@ -54,8 +57,8 @@ def find_host_class(host: MetalHost) -> str | None:
 def find_node_class(service: InferenceService, accelerator: str, vendor: Vendor, node: Obj) -> str | None:
     """Return the device class that a replica of a service has on a node with devices of a vendor.
 
-    None if it is unknown, if the node has no such device, or if pods share the devices: then the speed of one pod
-    depends on the others.
+    None: the node does not name its product, has no such device, or lets pods share its devices, so that the speed of
+    one depends on the others; or the replica claims devices by DRA, which may be of any product.
     """
     labels: dict[str, str] = node["metadata"]["labels"]
     devices = request_devices(service, vendor)
@@ -65,6 +68,7 @@ def find_node_class(service: InferenceService, accelerator: str, vendor: Vendor,
         return None
     if allocatable.get(devices.resource, "0") == "0" or read_share(accelerator, vendor, labels) is not None:
         return None
+    # A partition of a device has a resource of its own, such as nvidia.com/mig-1g.10gb.
     partition = "" if devices.resource == vendor.resource else devices.resource.rpartition("/")[2]
     return name_device_class(accelerator, product, devices.number, partition)
 

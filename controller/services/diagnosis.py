@@ -76,7 +76,11 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
 
 
 def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> ServiceProblem | None:
-    """Return why a pod is not ready, or None if it is only starting; `memory` is what each container may use."""
+    """Return why a pod is not ready, or None if it is only starting.
+
+    The first that applies decides: it waits for the queue, no node fits, a container cannot start, one has ended and is
+    restarted, or one runs and is not ready. `memory` is what each container may use, by name, for the message.
+    """
     name, status = pod["metadata"]["name"], pod.get("status", {})
     if is_gated(pod):
         return ServiceProblem(QUEUED, f"pod {name} waits for the queue", "WaitingForGPU")
@@ -198,14 +202,15 @@ class _ClosedHosts(NamedTuple):
 
 
 def _list_closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str | None]) -> list[_ClosedHosts]:
-    """Return the reasons for which some of these hosts take no process now, the one that counts most first.
+    """Return why some of these hosts take no process now, the most important reason first, each with its remedy.
 
-    No message counts hosts: while an administrator drains one host after the other, each new number would rewrite the
-    status of all that waits.
+    The reasons are: short of memory, paused by the owner, flapping (its Lease expired several times, so it is not
+    trusted yet), and cordoned. No message counts hosts: while an administrator drains one host after the other, each
+    new number would rewrite the status of all that waits.
 
     Args:
         capable: hosts that could run the replica.
-        short_hosts: hosts that displace a replica of the service because they are short of memory.
+        short_hosts: names of the hosts that move a replica of the service away because they are short of memory.
     """
     closed = []
     cordoned = [capacity.host for capacity in capable if capacity.is_cordoned]
@@ -235,7 +240,11 @@ def _list_closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[
 
 
 def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement) -> str:
-    """Return the label or taint that keeps a replica from all of these hosts, with the way out."""
+    """Return the label or taint that keeps a replica from all of these hosts, with the way out.
+
+    Each of these hosts has a taint that is not tolerated, or lacks a label of the nodeSelector. A taint comes first: it
+    is that of a host whose labels are right.
+    """
     labelled = [capacity for capacity in capable if requirement.selector <= capacity.labels]
     for host in labelled:
         if (taint := find_untolerated(host.taints, requirement.tolerations)) is not None:
@@ -243,6 +252,7 @@ def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement
                 f"the service does not tolerate the taint {taint.text} of host {host.host}, and no other host can run "
                 f"it: add the taint to spec.tolerations, or run `pomona host taint {host.host} {taint.key}-`"
             )
+    # No host has the labels, so the first one lacks some.
     host = capable[0]
     key, value = min(requirement.selector - host.labels)
     return (
@@ -256,7 +266,11 @@ def _explain_shortage(
     eligible: Sequence[HostCapacity],
     advise: Callable[[int], MemoryAdvice],
 ) -> str:
-    """Return why a replica fits none of these hosts now, which could run it if enough memory were free."""
+    """Return why a replica fits none of these hosts now, which could run it if enough memory were free.
+
+    The host with the most memory for models decides: either even all of that is too little, and the advice says how
+    the replica would need less, or it waits until enough of it is free.
+    """
     # No message quotes the free memory: it changes every few seconds, and each change would rewrite all that waits.
     by_name = sorted(eligible, key=lambda capacity: capacity.host)
     largest = max(by_name, key=lambda capacity: capacity.budget_bytes)
@@ -280,10 +294,7 @@ def _diagnose_unbound(
     advise: Callable[[int], MemoryAdvice],
     requirement: HostRequirement,
 ) -> ServiceProblem:
-    """Return why no host runs a process: the first demand that no host meets.
-
-    The demands are checked one after the other, each by the hosts that meet all before it.
-    """
+    """Return why no host runs a process: the first demand that no host meets, of those that meet all before it."""
     runtime, namespace, needed = process.spec.runtime, process.metadata.namespace, process.spec.memory_bytes
 
     # 1. The hosts that could run it, by namespace, address, engine, labels and taints.
@@ -310,7 +321,8 @@ def _diagnose_unbound(
     if not admitting:
         return ServiceProblem("NoHost", _explain_rules(capable, requirement), "Pending")
 
-    # 2. Of these, the hosts that take it now: none that has rejected it, displaces it, or is closed.
+    # 2. Of these, the hosts that take it now. Left out are those that have rejected a replica of this service, that one
+    # of its replicas has to leave, or that are closed to all.
     rejecting = {process.spec.host_name: process.status.message or "it has stopped it" for process in siblings.rejected}
     displacing = {displaced.process.spec.host_name for displaced in siblings.displaced}
     short = {leaving.process.spec.host_name for leaving in siblings.displaced if leaving.why.cause == MEMORY_PRESSURE}
@@ -322,7 +334,7 @@ def _diagnose_unbound(
         message += f", or run `pomona agent` on a host that has {size_text(needed)} free"
         return ServiceProblem(reason, "; ".join((message, *(hosts.state for hosts in closed[1:]))), "Pending")
     if not eligible:
-        (host, why), *_ = rejecting.items()
+        host, why = next(iter(rejecting.items()))
         return ServiceProblem("Rejected", f"host {host} rejected it: {why}", "Failed")
 
     # 3. Of these, the hosts with enough free memory.

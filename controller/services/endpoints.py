@@ -30,7 +30,10 @@ class Endpoint(NamedTuple):
 
 
 def list_ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
-    """Return the addresses that the EndpointSlices of one Service offer, sorted."""
+    """Return the ready addresses that the EndpointSlices of one Service offer, sorted, each with its node or host.
+
+    Kubernetes writes the slices for pods; the agent of a host writes one of its own, whose name tells the host.
+    """
     endpoints = set()
     for endpoint_slice in slices:
         ports = [port for port in endpoint_slice.get("ports") or [] if port.get("name") == PORT_NAME]

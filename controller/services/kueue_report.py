@@ -40,7 +40,11 @@ NO_REPORT: Final = KueueReport()
 
 
 def read_kueue(service: InferenceService, store: Store, queues: KueueQueues | None) -> KueueReport:
-    """Return the facts about Kueue that the decision about a service reads; none for a service in another mode."""
+    """Return why a service cannot be given to Kueue, or the place in its queue of the first of its pods that waits.
+
+    Neither, if the service is in another mode, or none of its pods waits. `queues` is what the controller has read of
+    Kueue; None: it reads nothing of it.
+    """
     name, namespace = name_local_queue(service), service.metadata.namespace
     if name is None or queues is None:
         return NO_REPORT

@@ -50,7 +50,8 @@ def observe_hosts(
 ) -> Replicas:
     """Return the replicas of a service on hosts, and the next steps towards `wanted` ones of `memory` bytes each.
 
-    Without `served` or `memory`, none is created.
+    1. Read the hosts. 2. Sort the processes: which serve on, are too many, or leave their host. 3. Plan which to
+    create and delete, and diagnose those that do not serve. Without `served` or `memory`, none is created.
     """
     children = snapshot.children(METAL_PROCESSES, service.metadata.namespace, service.metadata.uid)
     spec = build_process_spec(service, served, memory) if served is not None and memory is not None else None
@@ -66,8 +67,9 @@ def observe_hosts(
     else:
         hosts, capacities = read_hosts(snapshot.store, {process.spec.host_name for process in processes}), []
 
-    # 2. Find the processes that move, and sort all by their next step. If the memory is an estimate, bound processes
-    # that differ in nothing but an earlier estimate are kept.
+    # 2. Find the processes that move to a better host, and sort all by their next step. A process is named by a hash of
+    # its spec. If the memory is an estimate, one that has a host and differs only by an earlier estimate is kept.
+    # An exposed host has a ready endpoint, by which clients reach its process.
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
     exposed = find_exposed_hosts(snapshot.store, service.metadata.namespace, service.metadata.name)
@@ -90,14 +92,7 @@ def observe_hosts(
     # 3. Plan the steps, and describe the replicas.
     taken = {obj["metadata"]["name"] for obj in children}
     steps = plan_steps(
-        service,
-        spec,
-        wanted,
-        grouped,
-        exposed=exposed,
-        taken=taken,
-        capacities=capacities,
-        now=snapshot.now,
+        service, spec, wanted, grouped, exposed=exposed, taken=taken, capacities=capacities, now=snapshot.now
     )
 
     def advise(free_bytes: int) -> MemoryAdvice:
@@ -114,8 +109,11 @@ def _describe_replicas(
     steps: MetalProcessSteps,
     problems: Sequence[ServiceProblem | None],
 ) -> Replicas:
-    """Return the counts of the replicas on hosts, their most severe problem, and the next steps."""
-    # A displaced process counts while it answers.
+    """Return the counts of the replicas on hosts, their most severe problem, and the next steps.
+
+    Kept processes are those that are wanted; surplus ones are too many, and superseded ones serve until kept ones do.
+    """
+    # A displaced process, which is about to leave its host, has the wanted spec and counts while it answers.
     displaced = (leaving.process for leaving in grouped.displaced)
     answering = [process for process in (*grouped.kept, *displaced) if process.status.phase == "Ready"]
     existing = (*grouped.kept, *grouped.surplus, *grouped.superseded)
@@ -136,12 +134,13 @@ def _describe_replicas(
 def _find_recheck_seconds(
     steps: MetalProcessSteps, grouped: SortedProcesses, problems: Sequence[ServiceProblem | None]
 ) -> float | None:
-    """Return the seconds after which a service is decided again although nothing enqueues it."""
+    """Return the seconds after which a service is decided again although no event enqueues it; None: it need not be."""
     if any(problem is not None and problem.reason == "Binding" for problem in problems):
         # It will be bound in a moment, or other processes will take the memory that is free for it now.
         return BINDING_SECONDS
     if grouped.superseded and any(process.spec.host_name is None for process in grouped.kept):
-        # If others free memory, it may be enough together with that of the predecessor, which is then deleted.
+        # A new process waits for a host. Memory that others free may be enough together with that of the superseded
+        # process, which is then deleted; no event tells of it.
         return min(steps.again_seconds, LOOK_AGAIN_SECONDS) if steps.again_seconds else LOOK_AGAIN_SECONDS
     return steps.again_seconds
 
@@ -239,7 +238,9 @@ def _name_source_secret(model: Model) -> str | None:
 def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconciler:
     """Return the reconciler of MetalProcesses: it releases each once no host can be running it, and deletes orphans.
 
-    `wait_seconds` returns the time for which the named host must still be gone before that; None: it has not expired.
+    To release a process is to remove its finalizer. A host whose Lease has expired may be alive behind a broken
+    network, so its processes are released only after a wait: `wait_seconds` returns the rest of it for the named host;
+    None: its Lease has not expired.
     """
 
     async def observe(_client: Client, snapshot: Snapshot, key: ObjectKey) -> float | None:
@@ -270,7 +271,8 @@ def _deleted_processes_of_host(store: Store, host: Obj) -> list[ObjectKey]:
 def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
     """Remove the finalizer of a process that is being deleted once no host can be running it; delete an orphan.
 
-    The input is the time for which its host must still be gone; None: the host has not expired.
+    No host can if none was chosen, if its MetalHost is gone, if its agent has reported the process as stopped, or if it
+    has been silent for long enough. The input is the time for which it must still be; None: it is not silent.
     """
     process, wait_seconds = snapshot.read(METAL_PROCESSES, key, HostedProcess), snapshot.inputs
     if process is None:

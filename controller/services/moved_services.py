@@ -45,6 +45,7 @@ class MovedServices:
     """
 
     def __init__(self, find_standing: FindStanding) -> None:
+        """Begin with nothing kept, so each service is decided once before its place alone is reported."""
         self._find_standing = find_standing
         self._current: set[ObjectKey] = set()
         """Services of which nothing has changed since they were read."""
@@ -61,22 +62,24 @@ class MovedServices:
         self._current.clear()
 
     def keep(self, snapshot: Snapshot, key: ObjectKey, plan: Plan) -> None:
-        """Keep the view and status of a service that was just decided, for `report`, if all of its replicas wait.
+        """Keep the view and status of a service that was just decided, so that `report` can build the next status.
 
-        It is not kept if something about it has changed since its view was built.
+        Only a service that waits whole is kept: all of its replicas are in the queue, and until the plan is due again
+        nothing but their place is to change. It is not kept if the store has changed since the view was built.
         """
         inputs: ServiceInputs | None = snapshot.inputs
         if inputs is None or inputs.view is None or inputs.revision != snapshot.store.revision:
             return
         view, now, again_seconds = inputs.view, snapshot.now, plan.again_seconds
-        if key not in self._current or not waits_whole(view) or plan.status is None or again_seconds is None:
+        has_changed_since = key not in self._current
+        if has_changed_since or not waits_whole(view) or plan.status is None or again_seconds is None:
             return
         # Of a service with a choice of accelerators or with endpoints, more may change than its place.
         if view.accelerator_choice is not None or view.endpoints:
             return
         # Fields that no status is built from are replaced by their empty defaults.
-        nothing = Replicas(total=0)
-        replicas = msgspec.structs.replace(view.replicas, **{name: getattr(nothing, name) for name in _UNREPORTED})
+        no_replicas = Replicas(total=0)
+        replicas = msgspec.structs.replace(view.replicas, **{name: getattr(no_replicas, name) for name in _UNREPORTED})
         # A decision that is due again only to read the Secret holds for longer: a service that waits does not use it.
         lasts_seconds = DECIDE_AGAIN_SECONDS if again_seconds == inputs.token.again_seconds else again_seconds
         until, view = now + timedelta(seconds=lasts_seconds), msgspec.structs.replace(view, replicas=replicas)
@@ -85,7 +88,8 @@ class MovedServices:
     def report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
         """Return a plan that only reports the place of a service; None: it must be decided, as more may have changed.
 
-        Then it counts as unchanged from now on, until `forget`: so `keep` sees whether the decision is still current.
+        With None, the caller decides now. The service is noted as current until an event calls `forget`, so that `keep`
+        sees whether something has changed while it was decided.
         """
         plan = self._find_report(snapshot, key)
         if plan is None:
@@ -94,7 +98,10 @@ class MovedServices:
         return plan
 
     def _find_report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
-        """Return the plan of `report` by the kept view; None if that is missing or outdated, or nothing waits."""
+        """Return the plan of `report`: the status by the kept view, with the present place in the queue.
+
+        None: no view is kept, its time is over, the service was edited or deleted, or no replica waits any more.
+        """
         decided_service, now = self._decided.get(key), snapshot.now
         if decided_service is None or not decided_service.since <= now < decided_service.until:
             return None

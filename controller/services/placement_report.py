@@ -21,11 +21,13 @@ _REFUSALS = {
 def report_placement(
     note: PlacementNote | None, last: PlacementStatus | None, speeds: Iterable[ClassSpeed], nodes: Collection[str]
 ) -> PlacementStatus | None:
-    """Return the placement as the status has it; None: no replica runs where it was reported to be.
+    """Return `status.placement`, the place of the last placed replica; None: no replica runs there any more.
 
     Args:
-        note: what this leader knows; None: nothing, so the last report stays.
-        last: the last report; its place is `node/NAME` or `host/NAME`, as the cell of the note.
+        note: the place that this leader has chosen, with the others that it compared; None: it has chosen none, so the
+            last report stays.
+        last: the last report. Its place is `node/NAME` or `host/NAME`, and so is `note.cell`: a cell is a node or host
+            as the queue sees it.
         speeds: the speed by device class.
         nodes: names of the nodes and hosts with a replica.
     """
@@ -33,6 +35,7 @@ def report_placement(
         return last if last is not None and last.place.partition("/")[2] in nodes else None
     if note.cell.partition("/")[2] not in nodes:
         return None
+    # The queue places by the class of one device, and a replica may have several.
     by_class = {find_single_class(speed.device_class): speed for speed in speeds}
     speed = by_class.get(note.device_class)
     return PlacementStatus(
@@ -48,7 +51,10 @@ def report_placement(
 
 
 def _describe_alternative(other: Alternative, speed: ClassSpeed | None) -> PlacementAlternative:
-    """Return another place as the status has it; its speed is that of its score, or else of its device class."""
+    """Return a place that was not chosen as the status has it, with its score, or the reason why it was refused.
+
+    Its speed is the one that its score was computed from, else that of its device class.
+    """
     score = other.score
     tokens_per_second = speed.tokens_per_second if speed is not None else None
     if score is not None and score.tokens_per_second:

@@ -49,9 +49,11 @@ def is_header_missing(copy: ClusterCopy, manifest: Obj) -> bool:
 def assume_inspection(
     copy: ClusterCopy, key: ObjectKey, earlier: Obj | None, headers: ModelHeaders, now: datetime
 ) -> str:
-    """Put the status into a copy that a Model there would get; return a note about what is assumed.
+    """Give a Model in a copy of the cluster the status that it would have after its inspection; note what is assumed.
 
-    Empty: nothing is assumed, because the Model is gone, inspected already, or nothing is known about its source.
+    The controller inspects a Model by a Job, which does not run in a copy: its result is taken from the header of the
+    source, or from a Model with the same source. Returns the note; empty: nothing is assumed, because the Model is
+    gone, inspected already, or nothing is known about its source.
 
     Args:
         copy: the copy.
@@ -65,7 +67,7 @@ def assume_inspection(
     if model is None or obj is None or model.status.observed_generation == model.metadata.generation:
         return ""
     status, note = decide_model(model, ObservedModel(), copy.settings.pods, now).status or {}, ""
-    if status.get("phase") == "Pending":
+    if status.get("phase") == "Pending":  # it is valid, and only its inspection is missing
         assumed = _assume_facts(copy, model, earlier, headers.get(key))
         if assumed is not None:
             facts, note = assumed

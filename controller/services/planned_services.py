@@ -67,11 +67,11 @@ class _CopiedRooms:
         self._counter: RoomCounter | None = None
 
     def count(self, prospect: ProspectiveReplica) -> CandidateRoom:
-        """Return the room for replicas."""
+        """Return the room for replicas like this one that is left once all that waits in the copy has its place."""
         if self._counter is None:
             copy, now = self._copy, self._now
-            end = forecast(copy.list_cells(), copy.list_units(now), copy.rules, now.timestamp())
-            self._counter = RoomCounter(end.cells, end.round, end.cells)
+            end_of_queue = forecast(copy.list_cells(), copy.list_units(now), copy.rules, now.timestamp())
+            self._counter = RoomCounter(end_of_queue.cells, end_of_queue.round, planned=end_of_queue.cells)
         # A volume that has not been read yet counts as one that is anywhere.
         return self._counter.count(
             restrict_to_volume_nodes(prospect, lambda pod: self._copy.volumes.find_nodes(pod) or None)
@@ -137,7 +137,10 @@ def _identify(resource: Resource, key: ObjectKey, now: datetime) -> Obj:
 def _plan_service(
     copy: ClusterCopy, key: ObjectKey, now: datetime, speeds: SpeedSources, assumed: Mapping[ObjectKey, str]
 ) -> PlannedService:
-    """Put the replicas that a service would get into the copy; return its problem or notes about it."""
+    """Put the replicas that a service would get into the copy; return its problem, and notes about what is assumed.
+
+    With a problem (a blocker, because of which the controller would create no replica), no replica is put.
+    """
     # 1. Read the service, and note what is assumed about its Models.
     snapshot = Snapshot(copy.store, now)
     service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
@@ -169,7 +172,10 @@ def _plan_service(
 
 
 def _note_status(copy: ClusterCopy, view: ServiceView, key: ObjectKey, classes: Sequence[ClassSpeed]) -> None:
-    """Note in the copy what a replica takes of each device, and its speeds, as the controller would before it waits."""
+    """Put what the queue reads of a service into its status: the speeds of a replica, and its memory on each device.
+
+    The controller writes both before the first replica waits.
+    """
     obj = copy.store.get(INFERENCE_SERVICES, key.name, key.namespace)
     if obj is None:
         return
@@ -216,7 +222,7 @@ def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
 def _put_pods(copy: ClusterCopy, view: ServiceView, key: ObjectKey, now: datetime) -> bool:
     """Put the new pods of a service into the copy, and remove those that it needs no more.
 
-    Returns whether a new pod is placed by another scheduler than the queue.
+    Returns whether a new pod bypasses the queue, because Kueue or Kubernetes' scheduler places it.
     """
     pods_of: dict[str, list[Obj]] = {}
     """The pods that stay, by the name of their Deployment."""
@@ -235,9 +241,11 @@ def _put_pods(copy: ClusterCopy, view: ServiceView, key: ObjectKey, now: datetim
 
 
 def _roll_out(copy: ClusterCopy, desired: Obj, existing: Sequence[Obj], now: datetime) -> list[Obj]:
-    """Put a Deployment and its new pods into the copy, remove its pods that are too many; return the new ones.
+    """Put a Deployment and its new pods into the copy, and remove its pods that are too many; return the new ones.
 
-    If its template changes, pods that have a node stay beside the new ones; those that wait leave them their places.
+    If its template changes, it gets all of its pods anew: earlier ones that have a node stay beside them, and those
+    that wait are removed and leave the new ones their places in the queue. `mark` is the pods' annotation with the
+    identifier of their template, and `template` the part of their names that stands for it.
     """
     name, namespace = desired["metadata"]["name"], desired["metadata"]["namespace"]
     observed = copy.store.get(DEPLOYMENTS, name, namespace)
@@ -279,9 +287,9 @@ def _roll_out(copy: ClusterCopy, desired: Obj, existing: Sequence[Obj], now: dat
 
 
 def _has_template(observed: Obj, desired: Obj) -> bool:
-    """Return whether the pods of a Deployment stay: by what users decided, or by their whole template.
+    """Return whether the pods of a Deployment stay: no user has edited what they follow from, or the templates agree.
 
-    An update of Pomona may be due for them, which is not what is asked.
+    A template may also differ because an update of Pomona is due, which a plan of manifests is not about.
     """
     earlier, later = (
         (deployment["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS) for deployment in (observed, desired)

@@ -73,7 +73,10 @@ def check_service(
     largest_device_bytes: int | None = None,
     has_claims: bool = True,
 ) -> CheckedService:
-    """Check whether a service may run: in the cluster and on a machine alone alike.
+    """Check whether a service may run, and return the Models to serve or the first problem, with the memory it needs.
+
+    The order is: the accelerator, the spec, claims of devices, the Models, the memory. A machine without a cluster
+    checks alike.
 
     Args:
         service: the service.
@@ -137,7 +140,11 @@ def _find_model_problem(
 
 
 def _refuse_model(model: Model, *, in_pods: bool) -> ServiceProblem | None:
-    """Return why a Model cannot be served yet, or ever, or None."""
+    """Return why a Model cannot be served yet, or ever, or None.
+
+    It must be inspected (condition Ready), and for pods its weights must be on a volume (condition Cached), unless
+    Ollama pulls them. Hosts fetch them by themselves.
+    """
     name = model.metadata.name
     ready = find(model.status.conditions, "Ready")
     if model.status.observed_generation != model.metadata.generation or ready is None:
@@ -184,7 +191,10 @@ def decided_accelerator(service: InferenceService, model: Model | None) -> Accel
 def _find_unmet_demand(
     service: InferenceService, model: Model, companions: Sequence[Companion], vendors: Vendors
 ) -> str | None:
-    """Return the demand of the service that the runtime cannot meet, or None."""
+    """Return the demand of the service that its runtime, the engine, cannot meet, or None.
+
+    Checked are the options and formats that it knows, the quantization in pods, and the format of each companion.
+    """
     spec, runtime = service.spec, RUNTIMES.get(runtime_of(service, model, vendors))
     if runtime is None:
         return f"runtime {spec.runtime} does not exist: {offer_names(str(spec.runtime), RUNTIMES)}, or auto"
@@ -291,7 +301,11 @@ def _refuse_format(companion: Companion, model: Model) -> str | None:
 def _find_contradiction(
     service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor
 ) -> str | None:
-    """Return the contradiction between the accelerator and other fields or sources of Models, or None."""
+    """Return the contradiction between the accelerator and other fields or sources of Models, or None.
+
+    An accelerator is either in pods or on hosts outside the cluster: either kind can read only some sources, and hosts
+    know no fields that are about pods.
+    """
     spec, accelerator = service.spec, decided_accelerator(service, model)
     if vendor.in_pods:
         readers, unreadable_schemes, remedy = "pods", {"file"}, "set hardware.accelerator to metal"
@@ -334,7 +348,10 @@ def _refuse_copies(companion: Companion) -> str | None:
 
 
 def _find_memory_problem(service: InferenceService, served: Served, memory: ReplicaMemory) -> ServiceProblem | None:
-    """Return the reason why the memory of a replica is not known, or is understated; None if it is known."""
+    """Return why the memory of a replica is not known, or why less is stated than a Model takes for certain.
+
+    None: it is known, or `resources.memory` of the service states it.
+    """
     if service.spec.resources.memory is not None:
         return None
     understated = next((model for model in memory.models if model.is_understated), None)
@@ -362,7 +379,9 @@ def _find_device_problem(
 ) -> ServiceProblem | None:
     """Return why a replica fits into no device that the service allows or the cluster has, with what would fit.
 
-    None: it fits, has no device, or one of the two sizes is unknown.
+    The limit is the least memory that the service states for its devices, else the largest device of the cluster, else
+    the largest of the products that it names. If it is that of the cluster, the problem is not final: an autoscaler may
+    add a larger one. None: it fits, has no device, or one of the two sizes is unknown.
     """
     if vendor is None or not devices.number:
         return None
@@ -404,6 +423,7 @@ def _find_largest_product(service: InferenceService, model: Model) -> int | None
 
 
 def _explain_understated(memory: ModelMemory) -> str:
+    """Return why the stated memory of a Model is too little: less than by its header, or not more than the file."""
     least, stated = memory.least_bytes or 0, size_text(memory.stated_bytes or 0)
     if memory.measured_bytes is None:
         return (

@@ -92,9 +92,12 @@ class ProbeTrouble(NamedTuple):
 
 
 def update_trouble(trouble: ProbeTrouble | None, probe: Probe, now: float) -> ProbeTrouble | None:
-    """Return the trouble of a service after a probe; None if the service answers and no endpoint is known to fail."""
+    """Return the trouble of a service after a probe, by which it is soon probed again; None: there is none any more.
+
+    A probe that one endpoint answered while another one failed is trouble, too, without a time since when.
+    """
     probe_trouble = trouble or ProbeTrouble()
-    failures = probe_trouble.failures + 1
+    failures = probe_trouble.failures + 1  # in a row, for the back-off of the next probe
     if probe.result.ok:
         return ProbeTrouble(failures, failed=probe.failed) if probe.failed else None
     error_since, unknown_since = probe_trouble.error_since, probe_trouble.unknown_since
@@ -106,7 +109,10 @@ def update_trouble(trouble: ProbeTrouble | None, probe: Probe, now: float) -> Pr
 
 
 def judge_probe(probe: Probe, last: Answer | None, failing_seconds: float, *, has_answered: bool) -> Answer | None:
-    """Return the answer that follows from a probe, or None if it is the last one still.
+    """Return the answer that follows from a probe, by which the service is ready or not; None: the last one stays.
+
+    A service that never answered is judged by each probe. One that has answered is judged by success at once, and by
+    errors once they last; silence only adds a note, since a busy service is silent, too.
 
     Args:
         probe: the probe.

@@ -58,7 +58,9 @@ class ProbeWait(NamedTuple):
 
 
 def list_unmeasured(speeds: Iterable[ClassSpeed], usable: Collection[str]) -> frozenset[str]:
-    """Return the device classes that are worth a measurement: none if there is nothing to choose between.
+    """Return the device classes that are worth a measurement: acceptable to the service, and not measured yet.
+
+    Empty also if fewer than two classes are usable, because then there is nothing to choose between.
 
     Args:
         speeds: the speed of a replica by class.
@@ -73,7 +75,9 @@ def list_unmeasured(speeds: Iterable[ClassSpeed], usable: Collection[str]) -> fr
 def wait_for_probes(
     service: ObjectKey, classes: Collection[str], began: str, now: datetime, probes: ProbeSource
 ) -> ProbeWait | None:
-    """Return the wait of a service that has no replica and no choice yet; None: it waits no more, or not at all.
+    """Return the wait of a service that has no replica and no choice yet; None: it need not wait, or no longer.
+
+    It begins with the first call that names classes, and ends when no Job measures any more, or after `PROBE_SECONDS`.
 
     Args:
         service: the service.
@@ -89,13 +93,16 @@ def wait_for_probes(
     if now >= wait.until:
         return None
     measured_classes = probes.request_probes(service, classes, wait.until)
-    if measured_classes is None:  # it is not known yet on which
+    if measured_classes is None:  # it is not known yet on which classes a Job can measure
         return wait
     return wait._replace(classes=tuple(sorted(measured_classes))) if measured_classes else None
 
 
 def find_basis(speed: ClassSpeed | None, record: MeasuredPerformance | None, began: str) -> SpeedBasis | None:
-    """Return how the speed came to be known by which a replica was placed; None: it is unknown.
+    """Return how the speed came to be known by which a replica was placed; None: the speed is unknown.
+
+    "estimate": it was not measured. "probe": it was measured while this service waited for it. "cache": it had been
+    measured before.
 
     Args:
         speed: the speed on the class of its place.

@@ -32,7 +32,10 @@ _MOST_LISTED: Final = 32
 
 
 def build_queue_status(standing: ServiceStanding) -> Obj:
-    """Return `status.queue`."""
+    """Return `status.queue`: the place of a service in the queue, what it waits for, and when it may start.
+
+    Empty fields are left out. `ahead` counts by priority those that are before it.
+    """
     start = standing.start
     nominated = QueueNomination(cells=[*standing.cells[:_MOST_LISTED]], victims=[*standing.victims[:_MOST_LISTED]])
     queue = QueueStatus(
@@ -55,9 +58,10 @@ def build_queue_status(standing: ServiceStanding) -> Obj:
 
 
 def recall_standing(queue: QueueStatus | None) -> ServiceStanding | None:
-    """Return the standing that `build_queue_status` reported last: a new leader keeps to it until it has planned.
+    """Return the place in the queue that the status has, as `build_queue_status` wrote it; None if it has none.
 
-    Else it would take each service out of the queue and put it back, with two writes.
+    A new leader keeps to it until it has planned the queue. Else it would take each service out of the queue and put
+    it back, with two writes.
     """
     enqueued_at = parse_seconds(queue.enqueued_at) if queue is not None else None
     if queue is None or enqueued_at is None or queue.reason is None:
@@ -86,14 +90,16 @@ def recall_standing(queue: QueueStatus | None) -> ServiceStanding | None:
 
 
 def explain_wait(problem: ServiceProblem | None, standing: ServiceStanding | None) -> ServiceProblem | None:
-    """Return why a replica is not ready, by the queue if that is what it waits for.
+    """Return why a replica is not ready: the reason of the queue if that says more than the diagnosis of the replica.
 
-    A replica that waits for a host has a diagnosis that knows more of hosts than the queue.
+    It does for a pod in the queue, and for a process about to be bound. A process that waits for a host keeps its own
+    diagnosis, which knows more of hosts, unless other replicas are the reason, of which it knows nothing.
     """
     if standing is None or problem is None:
         return problem
     waits_for_host = problem.phase == "Pending" and problem.reason in WAITS_FOR_HOST
-    if problem.reason in {QUEUED, BINDING} or (waits_for_host and standing.reason in _CAUSED_BY_OTHERS):
+    waits_for_others = waits_for_host and standing.reason in _CAUSED_BY_OTHERS
+    if problem.reason in {QUEUED, BINDING} or waits_for_others:
         return ServiceProblem(standing.reason, standing.message, "WaitingForGPU")
     return problem._replace(phase="WaitingForGPU") if waits_for_host else problem
 

@@ -95,6 +95,7 @@ class Prober:
         on_probe: Callable[[str], None] = lambda _reason: None,
         on_stale_token: Callable[[ObjectKey], None] = lambda _service: None,
     ) -> None:
+        """Begin with no service; each is probed by the quick workers first, and if it is silent by the patient ones."""
         self._trust = trust
         self._on_probe = on_probe
         self._on_stale_token = on_stale_token
@@ -114,7 +115,10 @@ class Prober:
         self._services.pop(key, None)
 
     def ask(self, key: ObjectKey, question: Question, proof: ProbeResult | None = None) -> None:
-        """Enqueue a question about a service if it is new; `proof` is the answer that an earlier leader got."""
+        """Probe a service from now on, if the question is new: which replicas and endpoints are meant.
+
+        `proof` is the answer to it that an earlier leader got: with it, the first probe is made only later.
+        """
         service = self._services.get(key)
         if service is None:
             service = self._services[key] = _ProbedService(question)
@@ -129,7 +133,7 @@ class Prober:
             self._repeat_later(key, question)
 
     async def run(self, leading: Leading) -> None:
-        """Probe services while this replica leads."""
+        """Probe services while this replica leads, by quick workers, and by patient ones if a service is silent."""
         for key, service in self._services.items():
             if service.is_well:
                 self._repeat_later(key, service.question)
@@ -155,15 +159,16 @@ class Prober:
     ) -> None:
         """Probe a service once, note the answer, and enqueue the next probe unless none is needed.
 
-        If the answer is another than before, the service is reconciled. A probe that takes longer than a short
-        `timeout_seconds` is repeated by the patient workers, without a verdict.
+        If the answer is another than before, the service is reconciled. A probe that takes longer than the short
+        `timeout_seconds` of the quick workers says nothing: the patient workers, which wait longer, repeat it. No probe
+        is needed of a service on hosts that answers: its proxies watch it.
         """
         service = self._services.get(key)
         if service is None or (service.is_well and not service.question.in_pods):
             return
         question = service.question
-        first = service.trouble.failed if service.trouble else None
-        probe = await _probe(session, leading.client, key, question, timeout_seconds, first=first)
+        failed_before = service.trouble.failed if service.trouble else None
+        probe = await _probe(session, leading.client, key, question, timeout_seconds, failed_before=failed_before)
         self._on_probe(probe.result.reason)
         service = self._services.get(key)
         if service is None or service.question != question:
@@ -189,7 +194,11 @@ class Prober:
 
 
 def _note_probe(key: ObjectKey, service: _ProbedService, probe: Probe) -> bool:
-    """Note a probe of a service and the answer that follows from it; return whether the answer has changed."""
+    """Note a probe of a service and the answer that follows from it; return whether the answer has changed.
+
+    The trouble (since when probes fail) sets the time of the next probe; the answer is what the status shows, and lasts
+    through failures until `judge_probe` finds them long enough.
+    """
     result, last = probe.result, service.last_answer
     now = asyncio.get_running_loop().time()
     service.trouble = update_trouble(service.trouble, probe, now)
@@ -214,17 +223,19 @@ async def _probe(
     question: Question,
     timeout_seconds: float,
     *,
-    first: Endpoint | None,
+    failed_before: Endpoint | None,
 ) -> Probe:
-    """Probe an endpoint of a question, and if it fails some others; one that answers decides.
+    """Probe one endpoint of a service, and if it fails some others: the service answers if any of them does.
 
-    `first` is an endpoint that failed before; None: a random one is the first.
+    `failed_before`, an endpoint that failed while another one answered, is probed first; None: a random one is. The
+    result names an endpoint that fails beside one that answers. Without the token of the service, none is probed.
     """
     token = await read_token(client, key, question.service_uid)
     if isinstance(token, ProbeResult):
         return Probe(token)
 
     async def ask(endpoint: Endpoint) -> tuple[Endpoint, ProbeResult]:
+        """Request one token from an endpoint; return the result beside it."""
         probe = await generate_token(
             session,
             endpoint.url,
@@ -237,7 +248,7 @@ async def _probe(
 
     # One broken endpoint does not decide for all: the others are probed when it fails.
     most = min(len(question.endpoints), MOST_ASKED)
-    if first is None:
+    if (first := failed_before) is None:
         first, *others = random.sample(question.endpoints, most)
     else:
         # Always in the same order, so that the message stays the same while that endpoint fails.

@@ -94,7 +94,11 @@ class ServiceSources(NamedTuple):
     speeds: SpeedSources = NO_SPEED_SOURCES
 
     async def observe(self, client: Client, snapshot: Snapshot, key: ObjectKey) -> ServiceInputs | None:
-        """Return the inputs of a decision; None for a service that is gone. Raises as `Client`."""
+        """Return the inputs of a decision; None for a service that is gone. Raises as `Client`.
+
+        The view is built here, because the next step of the token and the report of speeds follow from it. While the
+        Secret is read the store may change: then `decide_service` builds the view again, by `facts`.
+        """
         service, settings, speeds = _read_service(snapshot, key), self.settings, self.speeds
         if service is None:
             return None
@@ -113,14 +117,16 @@ class ServiceSources(NamedTuple):
         standing = None if is_in_kueue else self.find_standing(key, recall_standing(service.status.queue))
         facts = ViewFacts(self.pacer.may_roll_out(key), standing, kueue_report, chosen, has_claims=has_claims)
         view = build_view(snapshot, key, service, settings, facts)
-        serves = _has_replicas(snapshot, service)
+        has_replicas, all_wait = _has_replicas(snapshot, service), waits_whole(view)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
-        step = await self.tokens.find_step(client, key, service, snapshot.now, serves=serves, waits=waits_whole(view))
+        token_step = await self.tokens.find_step(
+            client, key, service, snapshot.now, has_replicas=has_replicas, all_replicas_wait=all_wait
+        )
         return ServiceInputs(
             answer=self.prober.find_answer(key, view.question) if view.question is not None else None,
             view=view,
             revision=revision,
-            token=step,
+            token=token_step,
             is_monitored=self.monitors.exists,
             traffic=self.meter.find_traffic(key, service.metadata.uid),
             facts=facts,
@@ -128,7 +134,11 @@ class ServiceSources(NamedTuple):
         )
 
     def perform(self, key: ObjectKey, effects: ServiceEffects) -> None:
-        """Begin or end probes and readings of metrics of a service; note the update and the rooms that it waits for."""
+        """Begin or end what goes on for a service beside its writes, as its plan says; repeating it changes nothing.
+
+        Its endpoints are probed, the metrics of its pods are read, its pods wait for an update of Pomona, and it is
+        decided again when there is room for a prospect, a replica that it might have on another accelerator.
+        """
         if effects.question is not None:
             self.prober.ask(key, effects.question, effects.proof)
         else:
@@ -146,7 +156,10 @@ class ServiceSources(NamedTuple):
 
 
 def service_reconciler(sources: ServiceSources) -> Reconciler:
-    """Return the reconciler."""
+    """Return the reconciler of InferenceServices.
+
+    If only the place of a service in the queue moves, `MovedServices` reports that without another decision.
+    """
     moved = MovedServices(sources.find_standing)
 
     def perform(key: ObjectKey, effects: ServiceEffects) -> None:
@@ -179,9 +192,10 @@ def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
 
 
 def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = DEFAULT_SETTINGS) -> Plan:
-    """Return all writes, Events and effects for one service.
+    """Return all writes and Events for one service, and the effects: what is to go on in this process, such as probes.
 
-    One that is being deleted is only forgotten, because its objects are garbage-collected.
+    Without inputs or a service to read, all that is known of it is forgotten. The objects of one that is being deleted
+    are garbage-collected.
     """
     service = _read_service(snapshot, key)
     inputs: ServiceInputs | None = snapshot.inputs
@@ -199,7 +213,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     target = _find_traffic_target(view)
     status = _report_status(view, inputs, _sum_traffic(snapshot, view, target, inputs), replacement)
 
-    # 3. The objects beside its replicas.
+    # 3. The objects beside its replicas: for all of its pods, to claim devices, and the Secret of its token.
     beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
     has_pods = bool(replicas.apply or replicas.keep)
     templates = list_templates(service, settings.vendors.get(view.accelerator or "")) if has_pods else ()
@@ -229,9 +243,10 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
 
 def _report_status(view: ServiceView, inputs: ServiceInputs, traffic: Traffic, replacement: ReplacementReport) -> Obj:
     """Return the whole status of a service: its replicas, traffic, speed, replacement and token."""
-    # The cluster may have changed while the inputs were read: an answer to another question is ignored.
-    is_asked = inputs.view is not None and inputs.view.question == view.question
-    answer = inputs.answer if is_asked else None
+    # The cluster may have changed while the inputs were read: an answer about other replicas or endpoints is ignored.
+    is_answer_current = inputs.view is not None and inputs.view.question == view.question
+    answer = inputs.answer if is_answer_current else None
+    # A new leader has no answer yet; `proof` is the one that the status shows for the same replicas and endpoints.
     status = build_status(view, answer or view.proof) | traffic.fields()
     status = inputs.speed.add_to(status, view.service.metadata.generation)
     status = replacement.add_to(status)
@@ -243,6 +258,7 @@ def _report_status(view: ServiceView, inputs: ServiceInputs, traffic: Traffic, r
 def _prune_pods(snapshot: Snapshot, view: ServiceView, beside: Sequence[tuple[Resource, Obj]]) -> tuple[Ref, ...]:
     """Return the Deployments, and the objects beside their pods, that a service needs no more, to be deleted.
 
+    None are while pods may have to serve on: a blocker keeps successors from being made, or these are not ready.
     `beside` are the objects beside its pods that it needs: a disruption budget, a network policy and a PodMonitor.
     """
     if not view.wanted:
@@ -283,11 +299,14 @@ def _sum_traffic(snapshot: Snapshot, view: ServiceView, target: TrafficTarget | 
 
 
 def _list_labels(view: ServiceView) -> dict[str, str] | None:
-    """Return the discovery labels of a service that serves; None leaves its labels as they are."""
+    """Return the discovery labels of a service that serves: those of its Model, with its own memory and engine.
+
+    None, which leaves its labels as they are: its Models or its accelerator are not known now.
+    """
     if view.served is None or view.accelerator is None:
         return None
     stated = view.service.spec.resources.memory
-    # `resources.memory` states the memory of the node only, and the label's tiers count that of devices, too.
+    # `resources.memory` states only the memory of the node that a replica requests, and the tiers count devices, too.
     if stated is None or view.memory.device_bytes_each is not None:
         memory_bytes = view.memory.total_bytes
     else:

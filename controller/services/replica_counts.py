@@ -92,7 +92,11 @@ def _count_pods(pods: Iterable[Obj]) -> ReplicaCounts:
 
 
 def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCounts:
-    """Return the replicas of a service on hosts; those on lost hosts, and those that are displaced, do not run."""
+    """Return the replicas of a service on hosts.
+
+    A process runs if it has a host, unless that is lost or the process has to leave it, and is ready if clients reach
+    it as well. One that has stopped, or that its host rejected, is no replica: it holds no memory.
+    """
     metadata, store = service.metadata, snapshot.store
     children = snapshot.children(METAL_PROCESSES, metadata.namespace, metadata.uid)
     if not children:

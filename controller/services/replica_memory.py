@@ -90,7 +90,8 @@ def is_memory_stated(served: Served) -> bool:
 def measure_replica(service: InferenceService, served: Served, devices: int = 0) -> ReplicaMemory:
     """Return the memory of a replica, on a host or in a pod with this number of devices.
 
-    `in_pod` is left out where it is unknown, and where nothing but the stated memory counts: without devices.
+    It is estimated from the headers of the Models, or stated by the user in a Model. `in_pod`, the memory of container
+    and devices, is None if a part of it is unknown, or if it is stated and there are no devices to which it applies.
     """
     workload = describe_workload(served)
     estimated = estimate(workload, service.spec)
@@ -106,12 +107,10 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
         models.append(_measure_model(companion.name, model, draft_bytes if role == "draft" else further))
     memory = ReplicaMemory(tuple(models), is_stated=is_memory_stated(served), devices=devices)
 
-    # 2. That of container and devices. If a Model states its memory, that of all must be known, and counts for devices
-    # only. Else a draft without an estimate leaves the whole unknown.
-    if memory.is_stated:
-        if memory.stated_bytes is None or not devices:
-            return memory
-    elif has_draft and draft_bytes is None:
+    # 2. That of container and devices. If a Model states its memory, the sum of all Models must be known, and counts
+    # for the devices only. Else a draft model (which proposes tokens) without an estimate leaves the whole unknown.
+    is_unknown = memory.stated_bytes is None if memory.is_stated else has_draft and draft_bytes is None
+    if is_unknown or (memory.is_stated and not devices):
         return memory
     if not devices:
         return memory._replace(in_pod=PodMemory(estimated) if estimated else None)
@@ -120,7 +119,11 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
 
 
 def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -> ModelMemory:
-    """Return the memory of one Model; sizes that only a corrupt header states count as unknown."""
+    """Return the memory of one Model; `measured_bytes` is what its header gives, None if that is not known.
+
+    Sizes so large that only a corrupt header states them count as unknown. The least that it takes is the size by its
+    header, else that of its file.
+    """
     if model is None:
         return ModelMemory(name, stated_bytes=None, measured_bytes=None, least_bytes=None)
     if measured_bytes is not None and measured_bytes > _MOST_BYTES:
@@ -133,7 +136,10 @@ def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -
 
 
 def describe_workload(served: Served, stated_bytes: int | None = None) -> Workload:
-    """Return the artifacts of a replica that its memory depends on; `stated_bytes` replaces the estimate."""
+    """Return what the memory of a replica is estimated from: the layout of its Model and draft, and further files.
+
+    With `stated_bytes`, these count instead of the estimate.
+    """
     draft = next((companion.model for companion in served.companions if companion.role == "draft"), None)
     further = sum(
         further_bytes(companion.role, companion.model.status.size_bytes) or 0

@@ -43,7 +43,10 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def combine_replicas(parts: Sequence[Replicas]) -> Replicas:
-    """Return the replicas of a service together, of which some are in pods and some on hosts."""
+    """Return the replicas of a service together, of which some are in pods and some on hosts.
+
+    Counts add up, the most severe problem counts, and the steps of all parts follow each other.
+    """
     pauses = [part.again_seconds for part in parts if part.again_seconds is not None]
     return Replicas(
         total=sum(part.total for part in parts),

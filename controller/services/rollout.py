@@ -56,10 +56,10 @@ def process_prefix(service: str, spec: MetalProcessSpec) -> str:
 
 
 def _select_deciding_fields(spec: MetalProcessSpec) -> MetalProcessSpec:
-    """Return the part of a spec of which a change replaces the process.
+    """Return a spec without the fields of which a change needs no other process.
 
-    The same weights come from all mirrors, another extent of benchmarks serves nothing else, and what is mutable is
-    patched.
+    These are the mirrors, which have the same weights, the extent of benchmarks, and the fields that are patched in
+    place, such as the priority.
     """
     further = [
         msgspec.structs.replace(
@@ -120,7 +120,10 @@ def sort_processes(
     demands: HostDemands = NO_DEMANDS,
     displacements: Mapping[str, Displacement] = NO_DISPLACEMENTS,
 ) -> SortedProcesses:
-    """Sort a service's processes.
+    """Sort a service's processes by their next step: some are kept, and a surplus is deleted.
+
+    Superseded ones, of an earlier spec or on a host that they leave, serve until kept ones do; those displaced from
+    their host are listed once more with the reason. Rejected ones tell which host to avoid, and finished ones may go.
 
     Args:
         name: their `process_prefix`; None if it is not known: then processes of any spec are kept.
@@ -225,7 +228,8 @@ def plan_steps(
         capacities: the capacity that each live host has left.
         now: the wall clock.
     """
-    # 1. Delete. For each replica that no client reaches yet, one superseded process stays.
+    # 1. Delete. For each replica that no client reaches yet, one superseded process (of an earlier spec, or on a host
+    # that it leaves) serves on, unless its successor waits for its memory.
     reachable = sum(process.status.phase == "Ready" and process.spec.host_name in exposed for process in grouped.kept)
     superseded_to_keep = max(0, wanted - reachable)
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
@@ -283,7 +287,9 @@ def _list_expired_rejections(
 ) -> tuple[list[MetalProcess], list[float]]:
     """Return the rejected processes to delete, and the seconds after which each of the others may be deleted.
 
-    A host that rejected a move stays avoided although the service has all its replicas, or it would be chosen again.
+    While a process that its host rejected or stopped exists, no other one of the service goes to this host. It is
+    deleted after a time, or as soon as all replicas are ready, but not then if it was to move a replica to that host:
+    the same move would be chosen again.
     """
     expired, waits = list[MetalProcess](), list[float]()
     for process in grouped.rejected:
@@ -311,8 +317,9 @@ def _list_blocking_processes(
 ) -> list[MetalProcess]:
     """Return the superseded processes to delete because a waiting successor needs their memory.
 
-    The queue names them if it holds their memory for the successor. One that it has not decided about yet takes the
-    memory of those of one host, if it fits nowhere else.
+    If the queue has nominated the successor, which promises it this memory, the nomination names them as victims. For
+    a successor that the queue has not decided about, they are those of one host, if it fits nowhere else. While a
+    process is ending, none: its memory may be enough.
     """
     if grouped.terminating:
         return []
@@ -337,7 +344,8 @@ def _find_blocking_processes(
 ) -> list[MetalProcess]:
     """Return the superseded processes of one host, the least useful first, whose end makes room for `waiting`.
 
-    None are returned if it fits somewhere already, or if no host would have room for it even then.
+    Empty if it fits somewhere already, or if no host would have room for it even then. Hosts that rejected or displaced
+    a replica of the service do not count.
     """
     displaced_processes = (displaced.process for displaced in grouped.displaced)
     avoid = {process.spec.host_name for process in (*grouped.rejected, *displaced_processes)}
@@ -356,13 +364,13 @@ def _find_blocking_processes(
 
 
 def _list_inheritable_places(grouped: SortedProcesses, created_at: float) -> list[str]:
-    """Return the places in the queue that replaced processes leave to their successors, the oldest first.
+    """Return the places in the queue, as times, that replaced processes leave to their successors, the oldest first.
 
-    The memory that a process frees for its replacement would otherwise go to whichever process waits longer.
+    With a new place at the end, the successor would lose the memory that its predecessor frees to any process that
+    waits longer. Places that successors have inherited already are left out.
     """
     replaced = (*grouped.superseded, *grouped.rejected, *grouped.finished, *grouped.terminating)
     replaced_places = Counter(find_process_place(process, created_at) for process in replaced)
-    # A successor that exists has inherited its place already.
     inherited_places = Counter(find_process_place(process, created_at) for process in grouped.kept)
     return [format_place(place) for place in sorted((replaced_places - inherited_places).elements())]
 

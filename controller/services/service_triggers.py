@@ -87,7 +87,7 @@ def _services_of_queue(store: Store, queue: Obj) -> list[ObjectKey]:
 
 
 def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:
-    """Return the services that serve the Model whose weights this pod fetches."""
+    """Return the services that serve the Model whose weights this pod fetches, and so wait for it."""
     metadata = pod["metadata"]
     name = (metadata.get("labels") or {}).get(LABEL_MODEL)
     model = store.get(MODELS, name, metadata["namespace"]) if name else None

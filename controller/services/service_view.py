@@ -75,43 +75,46 @@ def build_view(
     settings: PodSettings = DEFAULT_SETTINGS,
     facts: ViewFacts = NO_FACTS,
 ) -> ServiceView:
-    """Gather all inputs of a decision about this service."""
-    may_roll_out, kueue, chosen = facts.may_roll_out, facts.kueue, facts.accelerator_choice
+    """Gather all that the watch cache says about a service, and what follows: its replicas, their problem, endpoints.
+
+    `facts` adds what is not in the cache. Nothing is written here; `decide_service` makes the plan from the view.
+    """
+    may_roll_out, kueue, chosen, store = facts.may_roll_out, facts.kueue, facts.accelerator_choice, snapshot.store
     model, companions = read_models(snapshot, service)
     wanted = wanted_replicas(service)
 
-    # 1. Its replicas, and why none can be created now: on one accelerator, or on several.
+    # 1. Its replicas, and the blocker, because of which none can be created now: on one accelerator, or on several.
     pod_runtime = ""
     if chosen is None:
-        shown = service
+        described_service = service
         replica = check_replica(
-            snapshot.store, service, model, companions, settings, further=kueue.problem, has_claims=facts.has_claims
+            store, service, model, companions, settings, other_problem=kueue.problem, has_claims=facts.has_claims
         )
         blocker = replica.checked.problem
         replicas = _observe_replicas(snapshot, service, replica, wanted, settings=settings, may_roll_out=may_roll_out)
     else:
-        parts = list_parts(snapshot.store, service, chosen, model, companions, settings=settings)
-        replica, shown, blocker = summarize_parts(service, chosen, parts)
+        parts = list_parts(store, service, chosen, model, companions, settings=settings)
+        replica, described_service, blocker = summarize_parts(service, chosen, parts)
         pod_runtime = find_pod_runtime(parts)
         replicas = observe_several(snapshot, service, parts, wanted, settings=settings, may_roll_out=may_roll_out)
     checked = replica.checked
     replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
 
     # 2. Its endpoints; those at the address of a replica are its own.
-    slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
+    slices = store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = list_ready_endpoints(slices)
     addresses = _list_replica_addresses(snapshot, key, service) if endpoints else set()
 
     # 3. Remarks for its users.
     remarks = preconditions.list_remarks(
-        shown, model, settings.vendors, checked.memory, smallest_device_bytes=replica.devices.smallest_bytes
+        described_service, model, settings.vendors, checked.memory, smallest_device_bytes=replica.devices.smallest_bytes
     )
     is_known = model is not None and replica.accelerator is not None
     return ServiceView(
         service=service,
         accelerator=replica.accelerator,
         accelerator_choice=chosen,
-        runtime=runtime_of(shown, model, settings.vendors) if model is not None and is_known else "",
+        runtime=runtime_of(described_service, model, settings.vendors) if model is not None and is_known else "",
         pod_runtime=pod_runtime,
         remarks=(*remarks, AWAITS_UPDATE) if replicas.awaiting and not may_roll_out else remarks,
         memory=checked.memory if checked.served is not None else ReplicaMemory(),
@@ -128,7 +131,7 @@ def build_view(
 
 
 def _list_replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
-    """Return the addresses of the pods and hosts of a service."""
+    """Return the addresses of the pods and hosts of a service: an endpoint elsewhere is foreign, and is not probed."""
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
     children = snapshot.children(METAL_PROCESSES, key.namespace, service.metadata.uid)
     names = {process["spec"].get("hostName") for process in children}
@@ -145,7 +148,11 @@ def _observe_replicas(
     settings: PodSettings,
     may_roll_out: bool,
 ) -> Replicas:
-    """Return the replicas in pods and on hosts. A service that may not run keeps its replicas and gets no new one."""
+    """Return the replicas of a service on its one accelerator, and those of another kind that serve until they do.
+
+    After a change of accelerator, pods stay beside hosts, or hosts beside pods. A service that may not run now keeps
+    its replicas and gets no new one.
+    """
     checked, choice = replica.checked, replica.choice
     label = find_single_label(snapshot, service, replica.accelerator)
     pods = observe_pods(

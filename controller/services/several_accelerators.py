@@ -43,12 +43,12 @@ def list_parts(
     *,
     settings: PodSettings,
 ) -> list[AcceleratorPart]:
-    """Return the checked replicas of a service on each accelerator that was chosen."""
+    """Return a part for each accelerator that was chosen: the service as if it stated this one, and its check."""
     table, parts = read_pools(store, settings.vendors), []
     for share in chosen.shares:
         if share.replicas:
             stated = state_accelerator(service, share.accelerator, table, share.replicas)
-            replica = check_replica(store, stated, model, companions, settings, further=chosen.problem)
+            replica = check_replica(store, stated, model, companions, settings, other_problem=chosen.problem)
             parts.append(AcceleratorPart(share.accelerator, stated, replica))
     return parts
 
@@ -58,7 +58,8 @@ def summarize_parts(
 ) -> tuple[CheckedReplica, InferenceService, ServiceProblem | None]:
     """Return the replica and the service that the status describes, and why no part is served (None: one is).
 
-    They are those of the first part that is served, else of the first one; without parts, the service as it is.
+    The status has room for one accelerator's engine and memory: those of the first part that can be served, else of the
+    first one. Without parts, which means that nothing could be chosen, they are the service as it is and no replica.
     """
     for part in parts:
         if part.replica.checked.served is not None:
@@ -87,7 +88,8 @@ def observe_several(
 ) -> Replicas:
     """Return the replicas of a service on all accelerators, and the next steps.
 
-    Replicas that are to go elsewhere serve until as many are ready there.
+    On a chosen accelerator these are the replicas chosen there. Replicas beyond them, and those on accelerators that
+    are not chosen any more, are held: they serve until as many chosen ones are ready.
 
     Args:
         snapshot: the store.
@@ -119,6 +121,8 @@ def observe_several(
 def hold_replicas(wanted: int, chosen: Mapping[str, int], counts: Mapping[str, ReplicaCounts]) -> dict[str, int]:
     """Return, by accelerator, how many replicas beyond those chosen there keep serving until enough chosen are ready.
 
+    For each chosen replica that is not ready yet one is held, first where most are ready.
+
     Args:
         wanted: the number of replicas of the service.
         chosen: the number of replicas that are to be on each accelerator.
@@ -142,7 +146,10 @@ def _observe_part(
     *,
     may_roll_out: bool,
 ) -> Replicas:
-    """Return the replicas on one accelerator: those chosen and `held` ones that serve until others are ready."""
+    """Return the replicas on one chosen accelerator: those chosen there, and `held` ones that serve until others do.
+
+    Only as many ready ones count as these are together.
+    """
     service, checked, choice = part.service, part.replica.checked, part.replica.choice
     kept_and_new = service.spec.replicas + held
     if part.accelerator == METAL:
@@ -160,7 +167,7 @@ def _observe_part(
             label=label,
             is_one_of_several=True,
         )
-        if checked.served is None:
+        if checked.served is None:  # nothing is built for this accelerator, and its Deployments must not be pruned
             owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
             kept = tuple((DEPLOYMENTS, deployment) for deployment in owned if accelerator_label(deployment) == label)
             replicas = replace(replicas, keep=kept)

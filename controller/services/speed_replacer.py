@@ -112,6 +112,7 @@ class SpeedReplacer:
         find_speeds: FindSpeeds,
         count: CountReplacement,
     ) -> None:
+        """Begin with no replacement known; those under way are found in the statuses of services, one by one."""
         self.watch = watch
         self._rooms, self._settings, self._find_speeds, self._count = rooms, settings, find_speeds, count
         self._last_replacements: dict[ObjectKey, SpeedReplacement | None] = {}
@@ -134,7 +135,12 @@ class SpeedReplacer:
     def report(
         self, snapshot: Snapshot, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed]
     ) -> ReplacementReport:
-        """Return the degraded replicas of a service and the state of a replacement; begin a replacement that is due."""
+        """Return the degraded replicas of a service and the state of a replacement; begin a replacement that is due.
+
+        A replica is degraded if it is slower than its hardware, or fits no more. A replacement under way is dropped if
+        the administrator has switched replacements off, else it goes on. Without one, the worst replica begins one,
+        unless something holds it where it is. Reason and detail are those of the conditions that report it.
+        """
         service, last = view.service, view.service.status.replacement
         watched = self.watch.follow(key, list_expected(snapshot, view, classes, self._settings))
         degraded = (*watched.slow, *list_misfits(snapshot, view, classes, self._settings))
@@ -170,7 +176,10 @@ class SpeedReplacer:
     def _continue(
         self, key: ObjectKey, last: SpeedReplacement, facts: ServiceFacts, snapshot: Snapshot
     ) -> tuple[SpeedReplacement, float | None]:
-        """Return the next state of a replacement, and the seconds until the next look at it; count its end."""
+        """Return the next state of a replacement, and the seconds until the next look at it.
+
+        If it has ended, that is logged and counted for the metrics.
+        """
         progress = continue_replacement(last, facts, snapshot.now)
         made = progress.replacement
         if made.ended_at is None or made.outcome is None:
@@ -188,7 +197,10 @@ class SpeedReplacer:
         facts: ServiceFacts,
         last: SpeedReplacement | None,
     ) -> SpeedReplacement | ReplacementHold:
-        """Return a replacement that begins now, or why none does."""
+        """Return the replacement of the worst replica, which begins now, or the hold: why the replica stays.
+
+        It stays by a rule, such as one replacement at a time, because its pod is gone, or for lack of a better place.
+        """
         key = ObjectKey(view.service.metadata.namespace, view.service.metadata.name)
         worst, rules = pick_worst(degraded), self.watch.rules
         others_in_namespace = [
@@ -201,18 +213,22 @@ class SpeedReplacer:
         leaving = find_replica(worst, facts.replicas)
         if hold is not None or leaving is None:
             return hold or _GONE
-        least = least_speed(worst, rules)
-        better = self._find_better(snapshot, view, worst, least)
-        if isinstance(better, ReplacementHold):
-            return better
-        made = begin_replacement(worst, leaving, least, better, snapshot.now)
-        log.warning("replacement_began", service=str(key), place=worst.place, better=better, message=made.message)
+        least_tokens_per_second = least_speed(worst, rules)
+        better_place = self._find_better_place(snapshot, view, worst, least_tokens_per_second)
+        if isinstance(better_place, ReplacementHold):
+            return better_place
+        made = begin_replacement(worst, leaving, least_tokens_per_second, better_place, snapshot.now)
+        log.warning("replacement_began", service=str(key), place=worst.place, better=better_place, message=made.message)
         return made
 
-    def _find_better(
-        self, snapshot: Snapshot, view: ServiceView, degraded: DegradedReplica, least: float
+    def _find_better_place(
+        self, snapshot: Snapshot, view: ServiceView, degraded: DegradedReplica, least_tokens_per_second: float
     ) -> str | ReplacementHold:
-        """Return the best free place that is faster or fits, or the reason why there is none."""
+        """Return the best free place (`node/NAME`) for a degraded replica, or the reason why there is none.
+
+        It must reach `least_tokens_per_second`, or fit if that is 0. The queue compares the room for a prospect: a
+        further replica of the service, which may not be on the present place.
+        """
         service, accelerator, store = view.service, view.accelerator, snapshot.store
         model, companions = read_models(snapshot, service)
         checked = check_candidate(
@@ -221,9 +237,10 @@ class SpeedReplacer:
         if checked.prospect is None:
             return ReplacementHold("NotReady", checked.problem.message if checked.problem else "its Model is not known")
         unit, pod = checked.prospect
-        place = self._rooms.find_best(ProspectiveReplica(restrict_to_better_place(unit, degraded.place, least), pod))
+        elsewhere = restrict_to_better_place(unit, degraded.place, least_tokens_per_second)
+        place = self._rooms.find_best(ProspectiveReplica(elsewhere, pod))
         if place is None or place.cell is None:
-            better = f"reach {format_rate(least)} tokens/s" if least else "fit it"
+            better = f"reach {format_rate(least_tokens_per_second)} tokens/s" if least_tokens_per_second else "fit it"
             message = (
                 f"no other node with room is known to {better}: look for what else uses {degraded.place}, or add a node"
             )
@@ -234,7 +251,10 @@ class SpeedReplacer:
 def list_misfits(
     snapshot: Snapshot, view: ServiceView, classes: Sequence[ClassSpeed], settings: PodSettings
 ) -> list[DegradedReplica]:
-    """Return the replicas on device classes that do not fit any more, such as after an edit of spec.placement."""
+    """Return the replicas on device classes that do not fit any more, such as after an edit of spec.placement.
+
+    A class does not fit if a replica has too little memory there, or less than spec.placement.minFit demands.
+    """
     tight = {speed.device_class: speed for speed in classes if speed.refusal == "TooTight" or speed.fit == "too_tight"}
     if not tight:
         return []
@@ -251,7 +271,10 @@ def list_misfits(
 def list_expected(
     snapshot: Snapshot, view: ServiceView, classes: Sequence[ClassSpeed], settings: PodSettings
 ) -> Mapping[Endpoint, float]:
-    """Return the expected speed of each pod in tokens/s: as measured, or the lower bound of an estimate."""
+    """Return the speed in tokens/s that each pod should have on its device class: as measured, or the least estimated.
+
+    Pods on a class of unknown speed are left out, and so are replicas on hosts.
+    """
     speeds = {speed.device_class: float(speed.low or speed.tokens_per_second or 0) for speed in classes}
     accelerators = (view.accelerator or "").split(",")
     expected: dict[Endpoint, float] = {}
@@ -268,7 +291,10 @@ def list_expected(
 
 
 def describe_service(snapshot: Snapshot, view: ServiceView, settings: PodSettings) -> ServiceFacts:
-    """Return the facts about a service by which its replacements are decided."""
+    """Return the facts about a service by which its replacements are decided.
+
+    It is settled if its latest spec was decided about and no rollout is under way: its pods are as they should be.
+    """
     service, replicas = view.service, view.replicas
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(service.metadata.namespace, service.metadata.name))
     is_current = service.status.observed_generation == service.metadata.generation
@@ -304,9 +330,10 @@ def _list_conditions(
     last: SpeedReplacement | None,
     next_step: tuple[str, str],
 ) -> tuple[Obj, ...]:
-    """Return SpeedDegraded and FitDegraded if a replica is slow or does not fit, with the step that follows.
+    """Return SpeedDegraded if a replica is slow, and FitDegraded if one does not fit, with the step that follows.
 
-    `next_step` has its reason and, in words, why it is that one.
+    The one of a replacement under way stays until its end, although its replica may not be seen to be degraded any
+    more. `next_step` is the reason of the conditions, such as Replacing, and the explanation in words.
     """
     reason, detail = next_step
     conditions = []
@@ -314,6 +341,7 @@ def _list_conditions(
         (SPEED_DEGRADED, [replica for replica in degraded if not replica.misfit]),
         (FIT_DEGRADED, [replica for replica in degraded if replica.misfit]),
     ):
+        # A replacement has an observed speed if its replica was slow, and none if it did not fit.
         is_replaced = last is not None and is_active(last) and bool(last.observed) == (kind == SPEED_DEGRADED)
         if not degraded_of_kind and not is_replaced:
             continue

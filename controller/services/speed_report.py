@@ -75,7 +75,10 @@ class SpeedSources(NamedTuple):
         return self.assessor.assess if self.assessor is not None else find_no_speeds
 
     def report(self, snapshot: Snapshot, key: ObjectKey, view: ServiceView, vendors: Vendors) -> SpeedReport:
-        """Return the speed of a service, follow that of its model from now on, and begin a replacement that is due."""
+        """Return all that the status shows of the speed of a service; begin the replacement of a replica if it is due.
+
+        From now on the service is enqueued when a measurement of its model changes.
+        """
         if view.accelerator_choice is not None:
             classes = view.accelerator_choice.speeds
         else:
@@ -102,7 +105,10 @@ class SpeedSources(NamedTuple):
     def _find_basis(
         self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str
     ) -> SpeedBasis | None:
-        """Return how the speed on the class of a replica's place came to be known; None: it is unknown."""
+        """Return how the speed by which the last replica was placed came to be known, as `find_basis`; None: unknown.
+
+        `device_class` is that of its place.
+        """
         speed = next((class_speed for class_speed in classes if class_speed.device_class == device_class), None)
         record = None
         if self.measured is not None and view.served is not None:
@@ -149,7 +155,7 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
 
 
 def _list_replica_classes(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> set[str]:
-    """Return the device classes of the replicas of a service, on the first `MOST_NODES` nodes."""
+    """Return the device classes that the replicas of a service run on, of the first `MOST_NODES` nodes and hosts."""
     stated = view.accelerator if view.accelerator_choice is None else view.accelerator_choice.accelerator
     accelerators = (stated or "").split(",")
     places = sorted(view.replicas.nodes)[:MOST_NODES]

@@ -79,9 +79,9 @@ class SpeedWatch:
         before, last = self._summarize(service), service.readings
         service.readings = {pod: reading for pod, reading in last.items() if now - reading.read_at < FORGET_SECONDS}
         for pod, speed in speeds.items():
-            # A small change is not shown, since each new number is a write of the status.
-            is_shown_already = pod in last and not is_notable_change(last[pod].speed, speed)
-            service.readings[pod] = SpeedReading(speed=last[pod].speed if is_shown_already else speed, read_at=now)
+            # After a small change the last number stays, since each new number is a write of the status.
+            is_small_change = pod in last and not is_notable_change(last[pod].speed, speed)
+            service.readings[pod] = SpeedReading(speed=last[pod].speed if is_small_change else speed, read_at=now)
         if self._summarize(service) != before:
             self._on_change(key)
 

@@ -107,12 +107,16 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def proof(self) -> ProbeResult | None:
-        """The answer to `question` by which the status already says that the service is Ready."""
+        """The answer to `question` by which the status says Ready already, for a leader that has not probed yet.
+
+        None: Ready is not True, or it is by the answer to another question, about other replicas or endpoints. The
+        status has the digest of the question.
+        """
         ready, question = find(self.service.status.conditions, READY), self.question
         if question is None or ready is None or ready.status != "True" or self.service.status.proof != question.digest:
             return None
         urls = [endpoint.url for endpoint in question.endpoints]
-        # The message begins with the endpoint that answered, unless the service only "still serves" since.
+        # The message begins with the endpoint that answered, or with "still serving" if it came from an earlier answer.
         first_word = ready.message.partition(" ")[0]
         if first_word in urls:
             return build_success(first_word, question.mode)
@@ -154,7 +158,11 @@ class ReadyVerdict(NamedTuple):
 
 
 def judge_ready(inputs: ReadyInputs) -> ReadyVerdict:
-    """Return the value of Ready: the first rule that applies decides."""
+    """Return the value of Ready: the first rule that applies decides.
+
+    Ready is True once an endpoint has generated a token. It stays so until a probe finds an error, or none of the
+    replicas that answered is left.
+    """
     probe, problem = inputs.probe, inputs.problem
     if inputs.suspended:
         return ReadyVerdict(False, "Suspended", "spec.suspend is true: set it to false to serve again")
@@ -181,7 +189,11 @@ def judge_ready(inputs: ReadyInputs) -> ReadyVerdict:
 
 
 def _judge_without_answer(inputs: ReadyInputs) -> ReadyVerdict:
-    """Return the value of Ready of a service that was Ready and whose latest state has not been probed yet."""
+    """Return the value of Ready of a service that was Ready and whose latest state has not been probed yet.
+
+    It stays True, since replicas that answered still exist. Unless it is as it was, the message says what is missing,
+    and the condition keeps its observedGeneration: the latest one has not answered.
+    """
     problem, is_same_spec = inputs.problem, inputs.last_generation == inputs.generation
     if problem is None and is_same_spec and inputs.last_reason == "Serving":
         return ReadyVerdict(True, "Serving", inputs.last_message)
@@ -195,7 +207,10 @@ def _judge_without_answer(inputs: ReadyInputs) -> ReadyVerdict:
 
 
 def pick_phase(inputs: ReadyInputs, ready: Obj) -> Phase:
-    """Return the phase of a service with this condition Ready: the first rule that applies decides."""
+    """Return the phase of a service with this condition `ready`: the first rule that applies decides.
+
+    Ready with the observedGeneration of an earlier spec means that replicas of that spec still serve.
+    """
     if not inputs.wanted:
         return "Suspended"
     if not _is_true(ready):
@@ -207,7 +222,10 @@ def pick_phase(inputs: ReadyInputs, ready: Obj) -> Phase:
 
 
 def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
-    """Return the whole status of a service, with Ready as its first condition."""
+    """Return the status of a service by its view and its last probe, with Ready as its first condition.
+
+    The reconciler adds traffic, speed and replacement. Optional fields without a value are left out.
+    """
     metadata = view.service.metadata
     inputs = _read_ready_inputs(view, probe)
     ready = build_ready_condition(inputs)
@@ -271,7 +289,7 @@ def build_ready_condition(inputs: ReadyInputs) -> Obj:
 
 
 def _read_ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
-    """Return the inputs of Ready and the phase."""
+    """Return what Ready and the phase follow from: the view, the last probe, and the last condition Ready."""
     last = find(view.service.status.conditions, READY)
     addresses = sorted({endpoint.address for endpoint in view.endpoints})
     return ReadyInputs(

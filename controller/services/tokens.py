@@ -85,7 +85,11 @@ def is_new_rotation(wanted: str, rotation: str) -> bool:
 
 
 def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
-    """Return the patch that replaces the token of a Secret or notes an edit of it; None: nothing is to be done.
+    """Return the patch that replaces the token of a Secret, or notes a token that a user has put in; None: neither.
+
+    The Secret notes a digest of its token, by which an edit is found, and the rotation: an identifier of the last
+    replacement, by which pods and hosts get the new token. A new token is made if the Secret has none that a client
+    could send, or if an annotation of the Secret or of the service asks for one. A token that was edited stays.
 
     Args:
         secret: the Secret of a service.
@@ -131,7 +135,10 @@ def next_rotation(rotation: str) -> str:
 
 
 def _patch_secret(secret: Obj, service_uid: str, rotation: str, token: bytes, *, replace: bool) -> Patch:
-    """Return the patch of exactly this version of the Secret."""
+    """Return the patch that notes token and rotation in the Secret, and with `replace` also writes the token into it.
+
+    It fails if the Secret has changed since. An annotation that asked for a new token is removed.
+    """
     metadata = secret["metadata"]
     noted = {TOKEN_DIGEST: _token_digest(service_uid, token)} | ({TOKEN_ROTATION: rotation} if rotation else {})
     kept = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != ROTATE_TOKEN}
@@ -178,10 +185,10 @@ class KnownTokens:
         service: InferenceService,
         now: datetime,
         *,
-        serves: bool,
-        waits: bool,
+        has_replicas: bool,
+        all_replicas_wait: bool,
     ) -> TokenStep:
-        """Return the next step for the service's token.
+        """Return the next step for the service's token: make a Secret, patch it, or let replicas follow its rotation.
 
         The Secret is read, and then cached, if it is not cached, if it is time to read it again, or if the service has
         a new annotation that asks for another token.
@@ -191,14 +198,16 @@ class KnownTokens:
             service_key: namespace and name of the service.
             service: the service.
             now: the time of the decision.
-            serves: whether it has what makes replicas.
-            waits: whether all of its replicas wait in the queue: nobody reads the Secret before one of them starts.
+            has_replicas: whether it has what makes replicas, which may know a token already.
+            all_replicas_wait: whether all of its replicas wait in the queue: none reads the Secret before it starts.
 
         Raises as `Client`.
         """
         key = _secret_key(service_key)
         uid, cached, wanted = service.metadata.uid, self._cached.get(key), digest_rotation_request(service)
-        is_fresh = cached is not None and cached.service_uid == uid and (waits or now < cached.read_again_at)
+        is_fresh = (
+            cached is not None and cached.service_uid == uid and (all_replicas_wait or now < cached.read_again_at)
+        )
         if cached is None or not is_fresh or is_new_rotation(wanted, cached.rotation):
             if cached is None and not service.status.conditions:
                 # A new service. If an earlier leader has made the Secret already, its creation fails as a conflict.
@@ -211,7 +220,7 @@ class KnownTokens:
             except NotFound:
                 self._cached.pop(key, None)
                 # Replicas have the token of a Secret that was deleted: they are to follow the new one.
-                rotation = next_rotation(wanted) if serves else ""
+                rotation = next_rotation(wanted) if has_replicas else ""
                 return TokenStep(_make_token(), rotation)
             if not is_token_secret(secret, uid):
                 self._cached.pop(key, None)
@@ -220,7 +229,7 @@ class KnownTokens:
                 return TokenStep(patch=patch)
             cached = self._cached[key] = _build_cache_entry(secret, uid, now)
         rotation = "" if cached.rotation == service.status.token_rotation else cached.rotation
-        due = _find_due_time(uid, now) if waits else cached.read_again_at
+        due = _find_due_time(uid, now) if all_replicas_wait else cached.read_again_at
         return TokenStep(rotation=rotation, again_seconds=(due - now).total_seconds())
 
     def is_known(self, key: ObjectKey, service_uid: str, rotation: str) -> bool:
@@ -249,7 +258,8 @@ class KnownTokens:
             secret = await client.get(SECRETS, key.name, key.namespace)
         except NotFound:
             secret = None
-        is_newer_known = self._cached.get(key) is not cached  # it was cached after this read began
+        # While this task was reading, another one may have cached a later state of the Secret, which must stay.
+        is_newer_known = self._cached.get(key) is not cached
         if secret is None or not is_token_secret(secret, service_uid):
             if cached is not None and cached.service_uid == service_uid and not is_newer_known:
                 del self._cached[key]

@@ -106,9 +106,12 @@ def parse_series(text: bytes, names: Collection[str]) -> dict[str, float]:
 
 
 def _read_number(rest: bytes) -> float | None:
-    """Return the count in the rest of a line after a name; None if it has none, or its series has a longer name."""
+    """Return the count in the rest of a line of Prometheus' text form, such as ` 3` or `{code="200"} 3`.
+
+    None: there is no count, or the name that was found is only the beginning of a longer one.
+    """
     if rest[:1] == b"{":
-        # A label may contain braces and blanks, in quotes; the number is behind the last brace.
+        # The value of a label may contain braces and blanks; the number is behind the last brace.
         rest = rest[rest.rfind(b"}") + 1 :]
     elif not rest[:1].isspace():
         return None
@@ -120,7 +123,10 @@ def _read_number(rest: bytes) -> float | None:
 
 
 def measure_traffic(before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample]) -> Traffic:
-    """Return the traffic between two readings of pods; a pod that was read once does not count yet."""
+    """Return the requests per minute and their average duration between two readings of pods.
+
+    A pod that was read once does not count yet; if none counts, the traffic is unknown.
+    """
     per_minute, requests, seconds, is_known = 0.0, 0.0, 0.0, False
     for endpoint, sample in after.items():
         earlier = before.get(endpoint)
@@ -162,10 +168,13 @@ def measure_streams(
 
 
 def _measure_stream(before: MetricsSample, after: MetricsSample) -> float | None:
-    """Return the tokens per second of requests that ran alone; None if they generated too few."""
+    """Return the tokens per second of requests that ran alone between two readings; None if they generated too few.
+
+    Among requests that run at once, each is slower, which says nothing of the hardware.
+    """
     if any(name not in after.values for name in STREAM_SERIES):
         return None
-    tokens, seconds = (find_increase(before, after, name) for name in STREAM_SERIES)
+    tokens, seconds = find_increase(before, after, LONE_TOKENS), find_increase(before, after, LONE_SECONDS)
     return tokens / seconds if tokens >= LEAST_TOKENS and seconds > 0 else None
 
 

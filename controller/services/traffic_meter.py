@@ -121,6 +121,7 @@ class TrafficMeter:
     """
 
     def __init__(self, show_tokens: ShowTokens = lambda _key, _rates: None, watch: SpeedWatch | None = None) -> None:
+        """Begin with no service; `follow` adds them, and `run` reads those that are due."""
         self._show_tokens = show_tokens
         self._watch = watch
         self._services: dict[ObjectKey, _MeteredService] = {}
@@ -144,6 +145,7 @@ class TrafficMeter:
     def follow(self, key: ObjectKey, target: TrafficTarget) -> None:
         """Read these pods of a service from now on; what was read of an earlier service of its name is forgotten."""
         service = self._services.get(key)
+        # The number of all pods, by which pauses are stretched.
         self._pods += _count_pods(target)
         if service is not None:
             self._pods -= _count_pods(service.target)
@@ -181,7 +183,8 @@ class TrafficMeter:
     async def _read(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> float | None:
         """Read the pods of a service and report what has changed; return the seconds until the next reading.
 
-        None: the service is not followed any more, or was replaced by another one of its name.
+        The pause is short while the service has requests or a speed is to be read, and long while pods do not answer or
+        there are very many. None: the service is not followed any more, or was replaced by another one of its name.
         """
         service = self._services.get(key)
         if service is None:
@@ -205,10 +208,12 @@ class TrafficMeter:
     def _measure(
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float
     ) -> Traffic | None:
-        """Return the traffic of the last minute; while pods are silent for a moment, the last one that was reported.
+        """Return the traffic of the last minute, from the readings kept of that time and these new samples.
 
-        The samples are added to the readings of the service, and its tokens per second are shown in the metrics.
+        If the samples give no number, it is the last one that was reported, and unknown after `STALE_SECONDS`. The
+        samples are added to the readings, and the tokens per second are shown in the metrics.
         """
+        # Of the readings older than a minute, the latest one stays, with which the new samples are compared.
         readings = service.readings
         while len(readings) > 1 and readings[1].at <= now - MINUTE_SECONDS:
             readings.popleft()
@@ -234,9 +239,10 @@ class TrafficMeter:
     def _report_speeds(
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float
     ) -> None:
-        """Pass the speed of single requests since the last window to the watch, if the next window has begun.
+        """Pass the speed of single requests to the watch, once per window of some minutes.
 
-        Then these samples are what the next window is compared with.
+        It is measured from the baselines, the samples at the end of the last window, to these samples, which are the
+        next baselines.
         """
         if self._watch is None or now < service.next_speed_at:
             return
@@ -299,9 +305,10 @@ def _is_idle(traffic: Traffic | None) -> bool:
 
 
 def _report(service: _MeteredService, traffic: Traffic | None, leading: Leading, key: ObjectKey, now: float) -> None:
-    """Note and report traffic that differs by more than a tenth from the last that was reported, once a minute at most.
+    """Enqueue a service, so that its status shows its new traffic, if that differs notably from the reported one.
 
-    To report it, the service is enqueued. It is not delayed if the traffic was unknown or becomes unknown.
+    That is by more than a tenth, and once a minute at most, since each report is a write; the first traffic is reported
+    at once, and so is a notable change from or to unknown.
     """
     if traffic is None:
         return

@@ -24,14 +24,17 @@ class CopyPods(NamedTuple):
 
 
 def choose_copies(replicas: int, copies: Mapping[str, CopyPods], coming: int = 0) -> dict[str, int]:
-    """Return the replicas beside each copy, refused ones included; a copy with none is left out.
+    """Return how many pods to ask for beside each copy of the weights; a copy with none is left out.
 
-    The same pods give the same answer, and what has been applied once changes nothing.
+    A pod beside a copy runs on the one node of the copy, so this chooses nodes. A pod is placed if it has a node,
+    refused if the scheduler found no room there, and else undecided. Placed pods stay. For a refused one, another pod
+    is tried beside another copy; the refused one stays as a mark that its node was tried, until all replicas have a
+    node. The same pods give the same answer, and once the answer has been applied, it stays.
 
     Args:
         replicas: replicas that are wanted.
         copies: the pods beside each usable copy, by name.
-        coming: copies that are being made and will take their share, so that these replicas wait for them.
+        coming: number of copies that are still being made: each will take its share, which nobody else gets.
     """
     pods = {name: copies[name] for name in sorted(copies)}
     placed = {name: min(copy.placed, copy.replicas) for name, copy in pods.items()}
@@ -39,29 +42,31 @@ def choose_copies(replicas: int, copies: Mapping[str, CopyPods], coming: int = 0
 
     # 1. Keep as many of the placed pods as are wanted, ready ones first.
     ready = {name: min(copy.ready, placed[name]) for name, copy in pods.items()}
-    kept = _spread(replicas, dict.fromkeys(pods, 0), ready)
-    kept = _spread(replicas, kept, placed)
+    kept = _fill_up(replicas, dict.fromkeys(pods, 0), ready)
+    kept = _fill_up(replicas, kept, placed)
     missing = replicas - sum(kept.values())
 
     # 2. Add the pods that Deployments ask for and about which the scheduler has not decided yet.
     undecided = {name: copy.replicas - placed[name] - refused[name] for name, copy in pods.items()}
-    counted = _spread(replicas, kept, {name: kept[name] + undecided[name] for name in pods})
+    with_undecided = _fill_up(replicas, kept, {name: kept[name] + undecided[name] for name in pods})
 
     # 3. Give the replicas still missing to the least loaded copies: none to one that refused, some to copies to come.
-    limits = {name: counted[name] if copy.refused else replicas for name, copy in pods.items()}
+    limits = {name: with_undecided[name] if copy.refused else replicas for name, copy in pods.items()}
     coming_names = [f"coming/{number}" for number in range(coming)]
-    given = _spread(replicas, counted | dict.fromkeys(coming_names, 0), limits | dict.fromkeys(coming_names, replicas))
+    with_new = _fill_up(
+        replicas, with_undecided | dict.fromkeys(coming_names, 0), limits | dict.fromkeys(coming_names, replicas)
+    )
 
     # 4. Add refused pods while replicas are missing. Beside undecided pods all refused ones stay, because scaling down
     # might end one of the undecided.
     chosen = {}
     for name in pods:
-        has_undecided = counted[name] > kept[name]
-        chosen[name] = given[name] + (refused[name] if has_undecided else min(refused[name], missing))
+        has_undecided = with_undecided[name] > kept[name]
+        chosen[name] = with_new[name] + (refused[name] if has_undecided else min(refused[name], missing))
     return {name: number for name, number in chosen.items() if number}
 
 
-def _spread(total: int, loads: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, int]:
+def _fill_up(total: int, loads: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, int]:
     """Return loads that are filled up to `total` together, the least loaded first and none above its limit."""
     filled = dict(loads)
     for _ in range(total - sum(loads.values())):

@@ -39,7 +39,10 @@ def plan_copies(
     *,
     label: str = "",
 ) -> CopyPlan:
-    """Return the copies beside which the replicas of a service run.
+    """Return how many replicas of a service run beside each copy of the weights, and what they wait for.
+
+    Each copy is on one node and has a Deployment of its own. If an edit of the Model asks for other weights, copies of
+    the earlier ones are used until the first new copy is there.
 
     Args:
         snapshot: the store.
@@ -73,6 +76,7 @@ def plan_copies(
     if expected and sum(chosen.values()) < wanted:
         message = f"waiting for a copy of Model {model.metadata.name} on another node"
         problem = ServiceProblem("Downloading", message, "Downloading")
+    # A replica that was refused beside one copy is tried beside another, and its refused pod stays: it counts twice.
     surplus = min(pods.refused, max(0, pods.total - wanted))
     replicas = [(usable[name], number) for name, number in chosen.items()]
     return CopyPlan(replicas=replicas, surplus=surplus, problem=problem)
@@ -84,7 +88,11 @@ def _wanted_path(model: Model) -> str:
 
 
 def _count_expected(snapshot: Snapshot, model: Model, path: str) -> int:
-    """Return the number of copies of the wanted weights that are being made, and have or may get a node."""
+    """Return the number of copies of the weights at `path` that are being made, and for which replicas wait.
+
+    A copy is a PersistentVolumeClaim that a Job fills. One counts until it is verified, unless it is being deleted, or
+    all Jobs for it have failed or found no node with room.
+    """
     namespace, verified = model.metadata.namespace, {copy.name for copy in model.status.copies}
     expected = {
         claim["metadata"]["name"]

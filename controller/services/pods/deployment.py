@@ -45,7 +45,7 @@ _DIGITS: Final = 8
 def choose_engine(
     service: InferenceService, accelerator: Accelerator | None, checked: CheckedService, settings: PodSettings
 ) -> EngineChoice | None:
-    """Return the engine of a service in pods.
+    """Return the engine of a service in pods, with the accelerator and the memory that it requests.
 
     None: it runs on hosts, a precondition is not met, or its memory is neither stated nor known.
     """
@@ -57,7 +57,7 @@ def choose_engine(
     if memory is None:
         return None
     runtime = checked.served.runtime
-    is_estimate = stated is None and needed.in_pod is not None
+    is_estimate = stated is None and needed.in_pod is not None  # `in_pod` is computed from the header of the weights
     header = checked.served.model.status.gguf
     unfit = list_unfit_families(header.quantization if header else "", runtime, accelerator)
     return EngineChoice(
@@ -96,7 +96,11 @@ def find_pod_problem(
 
 
 def mounted_weights(model: Model, copy: NodeCopy | None = None) -> MountedWeights:
-    """Return the weights of a Model as pods mount them: those of a copy if one is given, else of its one volume."""
+    """Return the weights of a Model as pods mount them.
+
+    They are on the volume of the given copy, which is tied to one node, or else on the one volume of the Model or in
+    its image. Ollama mounts none and pulls its model by itself.
+    """
     if copy is not None:
         return MountedWeights(claim=copy.name, path=copy.path, size_bytes=model.status.size_bytes, node=copy.node)
     if format_of(model) == "ollama":
@@ -140,9 +144,9 @@ def build_deployment(
         weights: the weights of its Model; those with a node are a copy.
         companions: its companions with their weights.
         replicas: the replicas of this Deployment; None: all of the service.
-        strategy: how its pods are replaced; None: as a change begins.
+        strategy: how its pods are replaced; None: as `choose_first_strategy` says for a template that changes.
         settings: the administrator's settings.
-        label: the accelerator, if the service may use several: then its selector has it.
+        label: the accelerator, if the service may use several: it tells apart the Deployments and their pods.
     """
     owner, count = service.metadata, wanted_replicas(service) if replicas is None else replicas
 

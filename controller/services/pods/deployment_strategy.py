@@ -74,7 +74,12 @@ def choose_first_strategy(node: str, replicas: int) -> Obj:
 
 
 def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: int, store: Store) -> Replacement:
-    """Return how the pods of a Deployment are replaced from now on, by what became of the last change.
+    """Return how the pods of a Deployment are replaced from now on, by what became of the last change of its template.
+
+    A change begins with SURGE: one new pod more, and no earlier pod ends before it is ready. If the new pod is refused
+    but would fit in the place of an earlier one, earlier pods make way: maxSurge 0, and some may be unavailable. If it
+    would fit nowhere, the earlier ones serve on, and `lacks_room` says so. For pods that wait for the queue,
+    `limit_unavailable` decides how many may be unavailable.
 
     Args:
         observed: the Deployment, which is for no copy of weights.
@@ -84,7 +89,7 @@ def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: 
     """
     rolling: Obj = (observed.obj["spec"].get("strategy") or {}).get("rollingUpdate") or {}
     placed, is_queued = observed.list_placed(), has_gate(observed.obj)
-    # Replicas that never had room are unavailable already: without them, one earlier pod less must be allowed.
+    # One earlier pod makes way at a time. Replicas that never had room are unavailable already, so they come on top.
     most = 1 + max(0, replicas - len(placed) - pods.ending)
 
     # 1. If earlier pods make way already, they go on doing so.
@@ -93,12 +98,13 @@ def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: 
         return Replacement(_build_rolling_update(surge=0, unavailable=unavailable))
 
     # 2. Until the Deployment's controller has seen the change, refusals are those of an earlier one.
-    if not _is_seen(observed.obj):
+    if not _has_controller_seen(observed.obj):
         # Earlier pods that wait, or make way for a nominated one, may still do so.
         return Replacement(_keep_strategy(rolling) if is_queued else SURGE)
 
     # 3. For each refusal of a new pod, by the scheduler or a quota: would the pod fit in the place of an earlier one?
-    refusal_fits = [_finds_place(new, earlier, placed, store) for new, earlier in _pair_templates(observed, placed)]
+    pairs = _pair_refused_with_earlier(observed, placed)
+    refusal_fits = [_fits_in_place_of_one(new, earlier, placed, store) for new, earlier in pairs]
     # The report of a refusal outlives it for a moment: nothing is refused if all pods are there.
     is_missing_a_pod = len(placed) + sum(not node_of(pod) for pod in observed.pods) <= replicas
     if is_missing_a_pod and is_changing(observed.obj) and (exceeded := _read_exceeded_quota(observed.obj)):
@@ -122,11 +128,13 @@ def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: 
 def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetime) -> Replacement | None:
     """Return how a change goes on whose new pods wait for Kueue; None: none waits beside earlier ones that serve.
 
-    Kueue gives the quota of an earlier pod to a new one only after that one has ended.
+    Kueue gives the quota of an earlier pod to a new one only after the earlier one has ended. So after `KUEUE_SECONDS`
+    one earlier pod makes way: one replica more may be unavailable than those without a node, which are anyway.
     """
     placed = observed.list_placed()
-    earlier = {_template_of(pod) for pod in placed}
-    waiting = [pod for pod in observed.pods if waits_for_kueue(pod) and earlier - {_template_of(pod)}]
+    placed_templates = {_template_of(pod) for pod in placed}
+    # Pods that wait while a pod of another template has a node, which can only be an earlier one.
+    waiting = [pod for pod in observed.pods if waits_for_kueue(pod) and placed_templates - {_template_of(pod)}]
     if not waiting:
         return None
     since = min(datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) for pod in waiting)
@@ -138,7 +146,7 @@ def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetim
 
 
 def _keep_strategy(rolling: Obj) -> Obj:
-    """Return the present strategy of a Deployment whose pods wait for the queue, unless somebody else wrote it."""
+    """Return the present strategy if it is one of those for pods that wait for the queue, else SURGE to begin with."""
     unavailable = rolling.get("maxUnavailable")
     if rolling.get("maxSurge") == 1 and isinstance(unavailable, int):
         return _build_rolling_update(surge=1, unavailable=unavailable)
@@ -146,27 +154,31 @@ def _keep_strategy(rolling: Obj) -> Obj:
 
 
 def _limit_unavailable(present: object, observed: ObservedDeployment, replicas: int, most: int) -> int:
-    """Return the replicas that may be unavailable while earlier pods make way; `most` counts those without room.
+    """Return maxUnavailable while earlier pods make way: the `present` value, adjusted to a new number of replicas.
 
-    Scaling during a change leaves the number of pods that serve as it is: replicas that are added may have no room.
+    Kubernetes keeps `replicas` less this number of pods serving. Scaling must not change how many serve, since added
+    replicas may have no room, so the value grows and shrinks with `replicas`. At least 1, and no more than `most`.
     """
-    if not isinstance(present, int):
+    if not isinstance(present, int):  # absent, or a percentage that somebody else wrote
         return most
     added = replicas - observed.replicas
     if added > 0 and not is_changing(observed.obj):
-        added = 0
+        added = 0  # the change is rolled out: no earlier pod is left that would have to make way
     return max(1, min(present + added, most))
 
 
-def _is_seen(deployment: Obj) -> bool:
+def _has_controller_seen(deployment: Obj) -> bool:
     """Return whether a status is of the present spec; True also if no pod is ready, so that a mistake ends none."""
     status = deployment.get("status") or {}
     is_current = status.get("observedGeneration") == deployment["metadata"].get("generation")
     return is_current or not status.get("readyReplicas")
 
 
-def _pair_templates(observed: ObservedDeployment, placed: Sequence[Obj]) -> list[tuple[Obj, Sequence[Obj]]]:
-    """Return one refused pod of each template, whose pods ask alike, with the placed pods of other templates."""
+def _pair_refused_with_earlier(observed: ObservedDeployment, placed: Sequence[Obj]) -> list[tuple[Obj, Sequence[Obj]]]:
+    """Return pods that the scheduler refused, each with the placed pods that might make way for it.
+
+    Pods of one template ask for the same, so one of each template is enough; pods of other templates may make way.
+    """
     status = observed.obj.get("status") or {}
     # A refused pod that the Deployment does not count is one of the change before, which is about to be deleted.
     if status.get("readyReplicas") and not status.get("updatedReplicas"):
@@ -181,8 +193,12 @@ def _template_of(pod: Obj) -> str:
     return template
 
 
-def _finds_place(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj], store: Store) -> bool:
-    """Return whether a refused pod fits in the place of one of these earlier pods."""
+def _fits_in_place_of_one(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj], store: Store) -> bool:
+    """Return whether a refused pod would fit on the node of one of these earlier pods if that one ended.
+
+    The node must admit it (selector, taints), have its volume if that is on one node (`placed` pods show which), and
+    have enough of each resource for it.
+    """
     # The resources that all of our pods on a node request, by the name of the node.
     taken_by_ours: dict[str, Mapping[str, Decimal]] = {}
     for pod in earlier:
@@ -200,17 +216,18 @@ def _finds_place(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj], store:
 
 
 def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal]) -> bool:
-    """Return whether a refused pod fits in the place of an earlier one, whose node admits it, as far as is known.
+    """Return whether a refused pod would fit if an earlier one on this node ended, as far as is known.
 
-    Of devices, which are scarce, it may ask for more than the earlier pod if the node has as many beside those of our
-    other pods; `taken` are the resources of all of our pods there. Pods of others are not counted.
+    The scheduler's message, such as "0/3 nodes are available: 3 Insufficient memory", says what was lacking. `taken`
+    are the resources of all of our pods on the node; what pods of others take is not known. So of what was lacking, the
+    new pod may ask for no more than the earlier one gives back; of devices, for all that our other pods leave free.
     """
     message = next(
         condition.get("message", "") for condition in new["status"]["conditions"] if condition["type"] == "PodScheduled"
     )
     # 1. The resources that nodes lack, by name, with the number of these nodes; a device's name has a slash.
     lacking = {resource: count for count, resource in _LACKING.findall(message.partition("preemption:")[0])}
-    if not lacking:
+    if not lacking:  # no resource, but perhaps other pods are in the way, such as the earlier one
         return _IN_THE_WAY.search(message) is not None
 
     # 2. On this node there must be enough of each beside our other pods.

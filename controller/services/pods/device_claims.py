@@ -30,7 +30,11 @@ def least_mib(memory: int | str) -> int:
 
 
 def build_need(selector: DeviceSelector, driver: DeviceDriver, number: int) -> DeviceNeed:
-    """Return the need of a pod for devices; only the number is used of a selector that cannot be fulfilled."""
+    """Return what a pod claims: `number` devices of the driver that meet the selector.
+
+    An attribute that the driver does not know counts as a text. `find_selector_problem` refuses a service with such a
+    one, so that its need is never claimed.
+    """
     whole = any_device(driver)
     stated = (_build_demand(attribute, driver) for attribute in selector.attributes)
     return DeviceNeed(

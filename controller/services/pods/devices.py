@@ -36,7 +36,10 @@ NO_DEVICES: Final = DeviceRequest(resource=None, number=0)
 
 
 def request_devices(service: InferenceService, vendor: Vendor) -> DeviceRequest:
-    """Return the devices of one replica, of a service to which `find_hardware_problem` has no objection."""
+    """Return the devices of one replica: a number of an extended resource, or of devices that are claimed by DRA.
+
+    The service must be one in which `find_hardware_problem` finds no problem. NO_DEVICES: it runs on the processor.
+    """
     hardware = service.spec.hardware
     resource = hardware.resource or vendor.resource
     if resource is None:

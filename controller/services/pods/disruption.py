@@ -13,7 +13,10 @@ from kube.resources import INFERENCE_SERVICES, POD_DISRUPTION_BUDGETS, Resource
 
 
 def build_disruption_budget(service: InferenceService, *, share_one_node: bool) -> tuple[tuple[Resource, Obj], ...]:
-    """Return the PodDisruptionBudget of a service in pods; nothing if it would block a drain."""
+    """Return the PodDisruptionBudget of a service in pods, by which one pod at a time may be evicted.
+
+    Empty for fewer than two pods, and for pods that share one node: a budget would block the drain of that node.
+    """
     if share_one_node or wanted_replicas(service) < 2:  # noqa: PLR2004 - one is too few to go on without one
         return ()
     spec = {

@@ -132,7 +132,10 @@ class ObservedDeployment(NamedTuple):
 
 
 def list_service_pods(snapshot: Snapshot, service: InferenceService, label: str | None = None) -> ServicePods:
-    """Return the pods of a service; with a label, those with this value of LABEL_ACCELERATOR, or without any."""
+    """Return the pods of a service that are not being deleted, and where others are about to leave room.
+
+    With a `label`, only pods with this value of LABEL_ACCELERATOR count; "" stands for pods without the label.
+    """
     named = namespaced(service.metadata.namespace, service.metadata.name)
     pods, leaving, leaves_by, ending = [], set(), None, 0
     for pod in snapshot.store.by_index(PODS, SERVICE_INDEX, named):
@@ -143,7 +146,7 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService, label: str 
         elif (node := node_of(pod)) and (due := end_of_pod(pod, snapshot.now)) is not None:
             leaving.add(node)
             ending += 1
-            leaves_by = due if leaves_by is None else max(leaves_by, due)
+            leaves_by = due if leaves_by is None else max(leaves_by, due)  # the last of them
     without_room = frozenset(pod["metadata"]["uid"] for pod in pods if lacks_room(pod, snapshot.now))
     waits = (queue_seconds(pod, snapshot.now) for pod in pods)
     next_seconds = min((seconds for seconds in waits if seconds is not None), default=None)
@@ -151,7 +154,7 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService, label: str 
 
 
 def list_deployments(deployments: Iterable[Obj], pods: ServicePods) -> list[ObservedDeployment]:
-    """Return Deployments of a service with their pods."""
+    """Return each of these Deployments of a service with those of `pods` that have its labels."""
     by_selector: dict[tuple[str, str], list[Obj]] = {}
     for pod in pods.pods:
         by_selector.setdefault(_selector_of(pod), []).append(pod)
@@ -189,7 +192,11 @@ def is_ready(pod: Obj) -> bool:
 
 
 def _count_current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
-    """Return how many of `ready` pods certainly have the template of a Deployment, which must be as desired."""
+    """Return how many of `ready` pods have the `desired` template for certain; None: that which the Deployment has.
+
+    0 if the Deployment is not as desired, or if its controller has not seen its latest change: then its numbers say
+    nothing about the template.
+    """
     status = observed.get("status", {})
     applied = desired is None or is_desired(desired, observed)
     if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:

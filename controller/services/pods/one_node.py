@@ -47,7 +47,10 @@ def follows_only_its_volume(pod: Obj) -> bool:
 
 
 def keep_on_one_node(pod: Obj, claim: str, mark: str) -> Obj:
-    """Return the spec of a pod that runs on the node of the other pods with this claim, if there are such pods."""
+    """Return the spec of a pod that runs where other pods with this claim run, if there are any.
+
+    They find each other by a label for the claim, whose value is `mark`: another value begins on any node.
+    """
     affinity = pod.get("affinity", {})
     pods = affinity.get("podAffinity", {})
     term = {"labelSelector": {"matchLabels": label_claims({claim: mark})}, "topologyKey": "kubernetes.io/hostname"}
@@ -55,9 +58,9 @@ def keep_on_one_node(pod: Obj, claim: str, mark: str) -> Obj:
 
 
 def may_follow(new: Obj, earlier: Obj, pods: Iterable[Obj]) -> bool:
-    """Return whether a new pod may run on the node of an earlier one.
+    """Return whether a new pod may run on the node of an earlier one after that one has ended.
 
-    False: it must follow other pods with its volume, none of which is there.
+    False: it must follow other pods with its one-node volume, and none of these `pods` is there.
     """
     our_terms = [term for term in _list_terms(new) if _is_ours(term)]
     labels = {name: mark for term in our_terms for name, mark in term["labelSelector"]["matchLabels"].items()}

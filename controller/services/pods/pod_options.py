@@ -145,7 +145,10 @@ def _render_spread(constraint: SpreadConstraint, service: InferenceService) -> O
 
 
 def _merge_affinity(hardware: Obj, options: PodOptions) -> Obj:
-    """Return the user's affinity, with the node affinity that the hardware needs added to each of its terms."""
+    """Return the user's affinity, with the node affinity that the hardware needs.
+
+    Required terms are alternatives, so what the hardware demands is added to each of them. Preferences are joined.
+    """
     stated: Obj = msgspec.to_builtins(options.affinity) if options.affinity is not None else {}
     of_hardware, of_user = hardware.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
     merged: Obj = {}

@@ -63,7 +63,11 @@ class ProxyContainer(NamedTuple):
     """Secrets with which nodes pull `image`."""
 
     def put_before_engine(self, pod: Obj, service: ObjectMeta, serving: Serving) -> Obj:
-        """Return the spec of a pod with the proxy as its container and the engine as a sidecar."""
+        """Return the spec of a pod with Pomona's proxy as its container and the engine as a sidecar.
+
+        Clients reach only the proxy, so it gets the token. Kubernetes ends a sidecar after the container, so that the
+        proxy can end its requests first.
+        """
         (engine,) = pod["containers"]
         sidecar = engine | {
             "restartPolicy": "Always",
@@ -94,7 +98,11 @@ class ProxyContainer(NamedTuple):
         return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
 
     def _build_container(self, service: ObjectMeta, serving: Serving, mounts: list[Obj], grace_seconds: int) -> Obj:
-        """Return the proxy's container; of `grace_seconds`, it has for requests what withdrawal and end leave."""
+        """Return the proxy's container.
+
+        `grace_seconds` is the time from the deletion of the pod until it is killed. First the pod serves on while nodes
+        forget its endpoint, and last proxy and engine end; the rest is the time for running requests.
+        """
         variables = {NETWORKS_VARIABLE: self.environment.get(NETWORKS_VARIABLE)} if self.engine.store else {}
         environment = [{"name": name, "value": value} for name, value in variables.items() if value]
         return {
@@ -128,7 +136,10 @@ class ProxyContainer(NamedTuple):
         }
 
     def _render_arguments(self, service: ObjectMeta, serving: Serving, drain_seconds: int) -> list[str]:
-        """Return the command line of the proxy, which is to end requests within `drain_seconds`."""
+        """Return the command line of the proxy: whom it serves, how it reaches and watches the engine, and its times.
+
+        Once the pod is deleted, it is to end running requests within `drain_seconds`.
+        """
         engine, options = self.engine, serving.options
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]

@@ -48,7 +48,7 @@ from controller.services.pods.template_rollout import (
     mark_template,
     select_changes,
 )
-from controller.services.pods.volume_mark import VolumeMark, choose_mark
+from controller.services.pods.volume_mark import VolumeMark, choose_volume_mark
 from controller.services.preconditions import ServiceProblem
 from controller.services.replicas import Replicas
 from crds.cache import NodeCopy
@@ -58,7 +58,7 @@ from crds.size import GIB, size_text
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, PODS
 
-_SERVES_ON: Final = (
+_EARLIER_PODS_SERVE_ON: Final = (
     "the earlier pods serve on, as the new one would not fit in the place of one: ask for less, or set spec.suspend to "
     "true until they have ended"
 )
@@ -88,9 +88,10 @@ class _WantedDeployment(NamedTuple):
     """Time after which another label for its pods may be needed; None: no time passes for that."""
 
     def list_ready(self, *, is_applied: bool) -> list[str]:
-        """Return the uids of its ready pods that count as wanted: none while an edit waits to be applied.
+        """Return the uids of its ready pods that are as the user wants them; `is_applied`: its change is applied now.
 
-        While an update waits, those of the present template count.
+        While an edit waits, none is. While an update of Pomona waits, which no user asked for, those of the present
+        template are. Else those of the desired template are.
         """
         if self.observed is None or (not is_applied and self.change.cause == "edit"):
             return []
@@ -104,17 +105,21 @@ class _WantedDeployment(NamedTuple):
         return name
 
     def is_refused(self, pods: ServicePods) -> bool:
-        """Return whether the node of its copy refuses some of its pods, and all others are ready."""
+        """Return whether the node of its copy is full: it has no room for some of its pods, and all others are ready.
+
+        Then nothing is to be waited for, and another Deployment of the service may change next.
+        """
         if self.observed is None or not self.node:
             return False
         copy_pods = self.observed.count_pods(self.node, pods.leaving)
         return copy_pods.refused > 0 and copy_pods.replicas == copy_pods.ready + copy_pods.refused
 
     def limit_change(self) -> int | None:
-        """Return the most pods that it may ask for while its template is replaced on the node of its copy.
+        """Return the most pods that it may ask for while its template is replaced on the one node of its copy.
 
-        With more, a new pod that has no room there might wait while no earlier one ends. None: there is no limit,
-        because it has no pod on the node of a copy, or its template is not being replaced.
+        They are those that have their place there when the change begins, and as many until it is rolled out. With
+        more, a new pod without room might wait while Kubernetes ends no earlier one. None: there is no limit, because
+        it is for no copy, has no pod on the node, or its template is not being replaced.
         """
         if self.observed is None or not self.node:
             return None
@@ -124,10 +129,13 @@ class _WantedDeployment(NamedTuple):
         return self.observed.replicas if placed and is_changing(self.observed.obj) else None
 
     def list_problems(self) -> list[ServiceProblem | None]:
-        """Return why pods of it are not ready, or cannot be created."""
+        """Return why pods of it are not ready, or cannot be created; None for a pod that is only starting.
+
+        If a new pod would fit nowhere, not even in the place of an earlier one, the message adds that these serve on.
+        """
         problems = self.observed.list_problems() if self.observed is not None else []
         return [
-            problem._replace(message=f"{problem.message}; {_SERVES_ON}")
+            problem._replace(message=f"{problem.message}; {_EARLIER_PODS_SERVE_ON}")
             if problem is not None and self.lacks_room
             else problem
             for problem in problems
@@ -152,38 +160,40 @@ def observe_pods(
     label: str = "",
     is_one_of_several: bool = False,
 ) -> Replicas:
-    """Return replicas in pods. Without `served`, existing pods count as wanted and are only scaled down.
+    """Return the replicas of a service in pods, and what to apply to its Deployments next.
 
-    While the template of a later version of Pomona may not be rolled out yet, existing pods are as wanted, too.
-    `label` is the value of LABEL_ACCELERATOR of the pods, or empty. If it is one of several, pods with another label
-    are those of another accelerator, and stay as they are.
+    Without `served`, the Models to serve, nothing new is created; existing pods count and are only scaled down. Without
+    `may_roll_out`, an update of Pomona changes no template yet, and existing pods count as wanted. `label` is the value
+    of LABEL_ACCELERATOR of the pods, or empty; if the accelerator is one of several, other pods stay as they are.
     """
     deployments, pods = _observe_deployments(snapshot, service, label if is_one_of_several else None)
     if not wanted or choice is None or served is None:
         return _leave_deployments(deployments, pods, wanted, are_current=served is None)
 
-    # 1. Set those of another queue aside: Kueue lets nobody edit the queue of a Deployment that serves, nor remove it.
+    # 1. Set Deployments of another queue aside, to be deleted: Kueue lets nobody edit the queue of one that serves.
     moved = [deployment for deployment in deployments if read_local_queue(deployment.obj) != name_local_queue(service)]
     moved_names = {deployment.name for deployment in moved}
     deployments = [deployment for deployment in deployments if deployment.name not in moved_names]
 
-    # 2. Plan the wanted ones. A moved one is made anew under its name once it is gone.
+    # 2. Plan the wanted ones, with one pod more (the surge) while it replaces a slow one. A moved Deployment is made
+    # anew under its name once it is gone.
     surge = count_surge(service.status.replacement, list_present_replicas(pods.pods), wanted)
     plan = CopyPlan([(None, wanted + surge)])
     if served.model.spec.cache.scope == "node":
         plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted, label=label)
     planned = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings, label=label)
-    steps = [step for step in planned if step.name not in moved_names]
+    targets = [target for target in planned if target.name not in moved_names]
 
-    # 3. Select those that are applied now; the others keep their template, and unwanted ones serve until others do.
-    changes = [(step.change, step.observed.obj if step.observed is not None else None) for step in steps]
-    refused = [step.name for step in steps if step.is_refused(pods)]
-    selected = list(zip(steps, select_changes(changes, may_roll_out=may_roll_out, refused=refused), strict=True))
+    # 3. Select the wanted Deployments that are applied now. The others keep their template; unwanted ones serve until
+    # wanted ones do.
+    changes = [(target.change, target.observed.obj if target.observed is not None else None) for target in targets]
+    refused = [target.name for target in targets if target.is_refused(pods)]
+    selected = list(zip(targets, select_changes(changes, may_roll_out=may_roll_out, refused=refused), strict=True))
     ready = [uid for deployment, is_applied in selected for uid in deployment.list_ready(is_applied=is_applied)]
     waiting = [deployment for deployment, is_applied in selected if not is_applied]
     kept = [kept for deployment in waiting for kept in deployment.keep_template()]
-    kept += _keep_unwanted(steps, deployments, wanted - len(ready))
-    problems = [problem for step in steps for problem in step.list_problems()]
+    kept += _keep_unwanted(targets, deployments, wanted - len(ready))
+    problems = [problem for target in targets for problem in target.list_problems()]
     return Replicas(
         total=pods.total - plan.surplus,
         ready=tuple(sorted(ready)),
@@ -195,7 +205,7 @@ def observe_pods(
         awaiting=tuple(deployment.name for deployment in waiting if deployment.change.cause == "update"),
         patch=(*(patch for old in kept for patch in old.patch), *mark_leaving(service.status.replacement, pods.pods)),
         delete=tuple(ref(DEPLOYMENTS, old.obj) for old in moved if "deletionTimestamp" not in old.obj["metadata"]),
-        again_seconds=_find_recheck_seconds(steps, pods, snapshot.now),
+        again_seconds=_find_recheck_seconds(targets, pods, snapshot.now),
     )
 
 
@@ -211,7 +221,10 @@ def _observe_deployments(
 
 
 def hold_pods(snapshot: Snapshot, service: InferenceService, label: str, most: int) -> Replicas:
-    """Return the replicas of a deselected accelerator: up to `most` of them serve until others do."""
+    """Return the replicas on an accelerator that is not chosen any more: up to `most` of them serve until others do.
+
+    The patches scale its Deployments down to that number.
+    """
     deployments, pods = _observe_deployments(snapshot, service, label)
     kept = _keep_unwanted((), deployments, most)
     return Replicas(
@@ -223,12 +236,13 @@ def hold_pods(snapshot: Snapshot, service: InferenceService, label: str, most: i
     )
 
 
-def _find_recheck_seconds(steps: Sequence[_WantedDeployment], pods: ServicePods, now: datetime) -> float | None:
+def _find_recheck_seconds(targets: Sequence[_WantedDeployment], pods: ServicePods, now: datetime) -> float | None:
     """Return the seconds until the first moment at which time alone may change the decision; None: it never does."""
-    waits = [pods.refusal_seconds(now), *(step.again_seconds for step in steps)]
-    if any(step.node for step in steps):
+    waits = [pods.refusal_seconds(now), *(target.again_seconds for target in targets)]
+    # Beside copies, a pod that the queue has let wait for long is tried on another node.
+    if any(target.node for target in targets):
         waits.append(pods.queue_seconds)
-    waits += [_ROOM_SECONDS for step in steps if step.lacks_room]
+    waits += [_ROOM_SECONDS for target in targets if target.lacks_room]
     return min((seconds for seconds in waits if seconds is not None), default=None)
 
 
@@ -242,55 +256,64 @@ def _list_wanted(
     settings: PodSettings,
     label: str,
 ) -> list[_WantedDeployment]:
-    """Return the Deployments that a service should have: one for all replicas, or one for each copy."""
+    """Return the Deployments that a service should have, one for all replicas or for each copy, with their changes."""
     plan, deployments, pods = planned
     present = {deployment.name: deployment for deployment in deployments}
     is_stated = replica_memory.is_memory_stated(served)
     build = partial(build_deployment, companions=companion_weights(served), settings=settings, label=label)
 
-    def compare(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
-        """Return the Deployment for a copy, or for all replicas, with what applying it changes."""
+    def compare_with_present(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
+        """Return the Deployment beside a copy, or for all replicas (None), with what applying it would change."""
+        # 1. Build the desired one. The mark is the value of a label by which pods of a one-node volume stay together.
         weights = mounted_weights(served.model, copy)
         observed = present.get(name_deployment(service.metadata.name, weights, label))
-        mark = _choose_mark(snapshot, service, weights, observed)
+        mark = _choose_volume_mark(snapshot, service, weights, observed)
         weights = weights._replace(mark=mark.value)
         _, made = build(service, choice, weights, replicas=replicas)
         inputs = digest_inputs(service, served, copy)
         if observed is None:
             change = TemplateChange(annotate(mark_template(made), inputs))
             return _WantedDeployment(change, replicas, observed=None, node=weights.node)
-        compared = partial(
+
+        # 2. Compare it with the present one. Beside a copy, the strategy is fixed.
+        find_change = partial(
             compare_template,
-            made,
-            observed.obj,
-            inputs,
+            observed=observed.obj,
+            inputs=inputs,
             is_estimate=choice.is_estimate,
             is_stated=is_stated,
             has_places=observed.count_pods().placed > 0,
         )
-        change = compared()
+        change = find_change(made)
         if weights.node:
             return _WantedDeployment(change, replicas, observed, weights.node)
-        # The strategy depends on the change, and is a part of what is compared.
-        if change.cause:
-            replacement = Replacement(choose_first_strategy(weights.node, replicas))
-        else:
-            of_kueue = make_way_for_kueue(observed, replicas, snapshot.now)
-            replacement = of_kueue or continue_rollout(observed, pods, replicas, snapshot.store)
+
+        # 3. Else the strategy follows from the change. It is a part of what is compared, so compare once more.
+        replacement = _choose_replacement(snapshot, change, observed, pods, replicas)
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
-            change = compared()
+            change = find_change(made)
         pauses = [seconds for seconds in (mark.again_seconds, replacement.again_seconds) if seconds is not None]
         again_seconds = min(pauses, default=None)
         return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, again_seconds)
 
     results = []
     for copy, replicas in plan.replicas:
-        wanted = compare(copy, replicas)
+        wanted = compare_with_present(copy, replicas)
         if (limit := wanted.limit_change()) is not None and limit < replicas:
-            wanted = wanted._replace(change=compare(copy, limit).change)
+            wanted = wanted._replace(change=compare_with_present(copy, limit).change)
         results.append(wanted)
     return results
+
+
+def _choose_replacement(
+    snapshot: Snapshot, change: TemplateChange, observed: ObservedDeployment, pods: ServicePods, replicas: int
+) -> Replacement:
+    """Return how pods that may run on any node are replaced: as a change begins, or as the one under way goes on."""
+    if change.cause:
+        return Replacement(choose_first_strategy("", replicas))
+    making_way_for_kueue = make_way_for_kueue(observed, replicas, snapshot.now)
+    return making_way_for_kueue or continue_rollout(observed, pods, replicas, snapshot.store)
 
 
 def _list_mounting(snapshot: Snapshot, service: InferenceService, weights: MountedWeights) -> Sequence[Obj]:
@@ -300,28 +323,34 @@ def _list_mounting(snapshot: Snapshot, service: InferenceService, weights: Mount
     return snapshot.store.by_index(PODS, CLAIM_INDEX, namespaced(service.metadata.namespace, weights.claim))
 
 
-def _choose_mark(
+def _choose_volume_mark(
     snapshot: Snapshot, service: InferenceService, weights: MountedWeights, observed: ObservedDeployment | None
 ) -> VolumeMark:
-    """Return the value of the label by which new pods find the one node of their volume, if it has one."""
+    """Return the value of the label by which new pods run on the one node of their ReadWriteOnce volume.
+
+    It follows from the pods that mount the volume, of any service. For other volumes it does not matter.
+    """
     if not weights.claim or not weights.has_one_node:
         return VolumeMark(weights.mark)
     mounting = _list_mounting(snapshot, service, weights)
-    return choose_mark(weights.claim, mounting, observed.obj if observed is not None else None, snapshot.now)
+    return choose_volume_mark(weights.claim, mounting, observed.obj if observed is not None else None, snapshot.now)
 
 
 def _keep_unwanted(
-    steps: Sequence[_WantedDeployment], deployments: Sequence[ObservedDeployment], replicas_to_cover: int
+    targets: Sequence[_WantedDeployment], deployments: Sequence[ObservedDeployment], replicas_to_cover: int
 ) -> list[_KeptDeployment]:
-    """Return the unwanted Deployments that keep serving until wanted replicas are ready.
+    """Return the unwanted Deployments that keep serving until `replicas_to_cover` wanted replicas are ready.
 
-    If a wanted pod was refused on a node that they use, one replica fewer is kept, to make room.
+    They are scaled down to that number together. If the scheduler refused a wanted pod on a node that they use (a full
+    node), one replica fewer is kept, to make room.
     """
-    wanted_names = {step.observed.name for step in steps if step.observed is not None}
+    wanted_names = {target.observed.name for target in targets if target.observed is not None}
     retired = sorted((item for item in deployments if item.name not in wanted_names), key=lambda item: item.name)
     if not retired:
         return []
-    full_nodes = {step.node for step in steps if step.node and step.observed and step.observed.count_pods().refused}
+    full_nodes = {
+        target.node for target in targets if target.node and target.observed and target.observed.count_pods().refused
+    }
     if any(deployment.nodes & full_nodes for deployment in retired):
         replicas_to_cover -= 1
     # Those on no full node are kept first, and of these the ones with the most ready pods.
@@ -339,9 +368,10 @@ def _keep_unwanted(
 def _leave_deployments(
     deployments: Sequence[ObservedDeployment], pods: ServicePods, wanted: int, *, are_current: bool
 ) -> Replicas:
-    """Return the existing pods, with patches that scale current Deployments down to the wanted number, never up.
+    """Return the existing pods of a service for which no Deployment is built: nothing can be served, or not in pods.
 
-    If the Deployments are not current, or no pod is wanted, they stay as they are.
+    `are_current`: no other template is known, so the pods count as wanted, and Deployments with too many are scaled
+    down. Else, or if no pod is wanted, they stay as they are: the reconciler decides whether to delete them.
     """
     if not are_current:
         return Replicas(total=pods.total, available=pods.ready, nodes=pods.nodes)
@@ -363,7 +393,11 @@ def _explain_refusal(
     choice: EngineChoice,
     problem: ServiceProblem | None,
 ) -> ServiceProblem | None:
-    """Add to the scheduler's message what it omits: the volume's only node, or memory that no node has."""
+    """Return the problem, with what the scheduler's message omits if no node fits, and the way out.
+
+    That may be a volume that is on one node at a time, a device memory that the cluster has not, or more memory than
+    the largest node has. Other problems are returned as they are.
+    """
     if problem is None or problem.reason != "Unschedulable":
         return problem
     if has_one_node(served.model) and "didn't match pod affinity rules" in problem.message:

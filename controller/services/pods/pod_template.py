@@ -203,7 +203,7 @@ def _find_shared_memory(replica: _Replica) -> str | None:
     """Return the limit of /dev/shm, or None if the container's own 64 MiB are enough."""
     if not replica.choice.pod.shared_memory:
         return None
-    # On the processor it is used, too: vLLM's guide gives its container 4 GiB there.
+    # An engine without devices uses shared memory, too, as much as with one: vLLM's guide gives it 4 GiB.
     return f"{replica.choice.vendor.shared_memory_mib * max(1, replica.devices.number)}Mi"
 
 
@@ -226,7 +226,7 @@ def _build_serving(replica: _Replica) -> Serving:
 
 
 def _build_container(replica: _Replica) -> Obj:
-    """Return the engine's container."""
+    """Return the engine's container: image, arguments, resources and mounts; `put_before_engine` adds its probe."""
     choice, engine = replica.choice, replica.choice.pod
     listen = Listen(LOOPBACK, engine.port)
     serving = PodServing(_build_serving(replica), listen, choice.vendor, replica.devices.number, choice.cache_bytes)

@@ -14,7 +14,7 @@ from crds.meta import KUEUE_QUEUE_NAME, QUEUE_GATE
 from kube.client import Obj
 
 _GATES: Final = "schedulingGates"
-_NO_DEADLINE: Final[Obj] = {"progressDeadlineSeconds": 2147483647}
+_LONGEST_DEADLINE: Final[Obj] = {"progressDeadlineSeconds": 2147483647}
 """A Deployment makes no progress while its pods wait, which is no failure. The API has no value for "never"."""
 
 
@@ -43,10 +43,13 @@ def has_gate(deployment: Obj) -> bool:
 
 
 def set_gate(deployment: Obj, *, is_gated: bool) -> Obj:
-    """Return the Deployment with or without the gate by which new pods wait for the queue."""
-    spec = {name: value for name, value in deployment["spec"].items() if name not in _NO_DEADLINE}
+    """Return the Deployment with or without the scheduling gate, which holds new pods back until the queue admits them.
+
+    Pods that wait for our queue or for Kueue are no failure, so the Deployment gets the longest deadline then.
+    """
+    spec = {name: value for name, value in deployment["spec"].items() if name not in _LONGEST_DEADLINE}
     template = spec["template"]
     pod = {name: value for name, value in template["spec"].items() if name != _GATES}
     gates = {_GATES: [{"name": QUEUE_GATE}]} if is_gated else {}
-    deadline = _NO_DEADLINE if is_gated or read_local_queue(deployment) else {}
+    deadline = _LONGEST_DEADLINE if is_gated or read_local_queue(deployment) else {}
     return {**deployment, "spec": {**spec, **deadline, "template": {**template, "spec": {**pod, **gates}}}}

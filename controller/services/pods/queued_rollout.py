@@ -18,10 +18,11 @@ _TEMPLATE: Final = "pod-template-hash"
 
 
 def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -> int | None:
-    """Return the replicas that may be unavailable now, or None if no pod of an earlier template is left.
+    """Return maxUnavailable for a Deployment whose pods wait for the queue; None: it has pods of one template alone.
 
-    A Deployment ends earlier pods that wait before those that serve, and none while new ones are not ready. So as many
-    may be unavailable as have no place, and one more while a place is promised.
+    It decides when earlier pods end. Kubernetes ends those first that wait. With as many unavailable replicas allowed
+    as have no place anyway, no pod that serves ends. One more is allowed once the queue nominates a new pod: it
+    promises it the place of a victim, an earlier pod that is to end for it.
 
     Args:
         pods: the pods of the Deployment that are not being deleted.
@@ -34,7 +35,7 @@ def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -
     placed_uids = {pod["metadata"]["uid"] for pod in present if not is_gated(pod)}
     stated = [parse_nomination(pod) for pod in present if is_gated(pod)]
     nominations = [nomination for nomination in stated if nomination is not None]
-    # A nomination waits for the end of its victims. Once these are gone, the queue is about to give the place.
+    # Once the victims of a nomination are gone, the queue is about to give the place.
     waiting_for_victims = [nomination for nomination in nominations if nomination.victims & placed_uids]
     about_to_be_placed = len(nominations) - len(waiting_for_victims)
     without_place = max(0, replicas - len(placed_uids) - about_to_be_placed)

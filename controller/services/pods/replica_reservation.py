@@ -24,10 +24,11 @@ _CLAIM: Final = "copy"
 
 
 def reserve_replica(service: InferenceService, served: Served, settings: PodSettings) -> Reservation | None:
-    """Return the demands of one replica of these Models on its node.
+    """Return the demands of one replica of these Models on its node, read from the pod that it would be.
 
+    The Job that makes a copy of the weights on a node reserves the same, so that the replica has room beside the copy.
     None: the spec of the service is refused, its accelerator does not exist, or its replicas run on hosts. Memory that
-    is not known is left out: the service reports it.
+    is not known counts as 0: the service reports it.
     """
     checked = check_service(service, served.model, served.companions, settings.vendors, largest_device_bytes=None)
     is_refused = checked.problem is not None and checked.problem.reason == "InvalidSpec"

@@ -22,7 +22,10 @@ _PATH: Final = f"/metadata/annotations/{DELETION_COST.replace('/', '~1')}"
 
 
 def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
-    """Return the pods of a service that neither have ended nor are being deleted, the newest last."""
+    """Return the pods of a service that neither have ended nor are being deleted, the newest last.
+
+    Each has what the replacement of a slow replica reads: its place, whether it is ready, and whether it ends first.
+    """
     living = [
         pod
         for pod in pods
@@ -34,7 +37,7 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
             uid=pod["metadata"]["uid"],
             place=f"node/{node}" if (node := node_of(pod)) else "",
             is_ready=is_ready(pod),
-            is_marked=_is_marked(pod),
+            is_marked=_is_first_to_end(pod),
             name=pod["metadata"]["name"],
             addresses=tuple(address["ip"] for address in pod.get("status", {}).get("podIPs") or ()),
         )
@@ -45,17 +48,17 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
 def mark_leaving(replacement: SpeedReplacement | None, pods: Sequence[Obj]) -> tuple[Patch, ...]:
     """Return the patches that mark the replaced pod, which is then deleted first, and take back other marks."""
     leaving_uid = replacement.uid if replacement is not None and is_active(replacement) else ""
-    wrongly_marked = [pod for pod in pods if _is_marked(pod) != (pod["metadata"]["uid"] == leaving_uid)]
-    return tuple(_toggle_mark(pod) for pod in wrongly_marked)
+    wrongly_marked = [pod for pod in pods if _is_first_to_end(pod) != (pod["metadata"]["uid"] == leaving_uid)]
+    return tuple(_toggle_first_to_end(pod) for pod in wrongly_marked)
 
 
-def _toggle_mark(pod: Obj) -> Patch:
-    """Return the patch that marks a pod, or takes its mark back if it has one."""
+def _toggle_first_to_end(pod: Obj) -> Patch:
+    """Return the patch that gives a pod the least deletion cost, so that it is deleted first, or removes this cost."""
     same = {"op": "test", "path": "/metadata/uid", "value": pod["metadata"]["uid"]}
-    if _is_marked(pod):
+    if _is_first_to_end(pod):
         return Patch(ref(PODS, pod), (same, {"op": "remove", "path": _PATH}))
     return Patch(ref(PODS, pod), (same, {"op": "add", "path": _PATH, "value": _FIRST_TO_END}))
 
 
-def _is_marked(pod: Obj) -> bool:
+def _is_first_to_end(pod: Obj) -> bool:
     return (pod["metadata"].get("annotations") or {}).get(DELETION_COST) == _FIRST_TO_END

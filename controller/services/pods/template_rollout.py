@@ -43,8 +43,9 @@ class TemplateChange(NamedTuple):
 
 
 def digest_inputs(service: InferenceService, served: Served, copy: NodeCopy | None = None) -> str:
-    """Return the digest of what users decided about the pods of a service; scaling and the drain replace none.
+    """Return a digest of what users decided about the pods of a service: if it changes, an edit replaces the pods.
 
+    The number of replicas, their suspension and the drain time are left out, because they replace no pod.
     `copy` is the copy of the weights that these pods mount, if the Model has copies.
     """
     stated = {
@@ -69,18 +70,21 @@ def compare_template(
 ) -> TemplateChange:
     """Return the Deployment to apply, and whether an edit or an update of Pomona then replaces its pods.
 
+    A difference that may wait, such as a better estimate of the memory, is left out of it, so that it restarts no pod.
+    The mark of a template is an annotation of its pods, by which the queue tells templates apart.
+
     Args:
         made: the desired Deployment.
         observed: the present one.
         inputs: the digest of the user's inputs.
-        is_estimate: True if the memory of its pods is estimated, and stated by no user.
+        is_estimate: True if the memory that its pods request is estimated, and stated by no user.
         is_stated: True if a Model states its memory, which counts for devices, and which an edit may change.
-        has_places: True if a pod of it has a node, and is not replaced for the gate of the queue.
+        has_places: True if a pod of it has a node: then it is not replaced for the queue's gate or PriorityClass.
     """
     # 1. The present Deployment may be as desired. The mark of a template stays until another part of it changes, and
-    # applying the Deployment for another cause must not remove ANNOTATION_SERVED.
+    # ANNOTATION_SERVED (its pods served before the last change) until that change is rolled out.
     made = _set_mark(made, read_template_mark(observed["spec"]["template"]))
-    kept_annotations = {ANNOTATION_SERVED: "true"} if _is_marked(observed) else {}
+    kept_annotations = {ANNOTATION_SERVED: "true"} if _served_before_rollout(observed) else {}
     desired = annotate(made, inputs, kept_annotations)
     if is_desired(desired, observed):
         return TemplateChange(desired, is_present=True)
@@ -106,7 +110,7 @@ def _has_served(observed: Obj) -> bool:
     return is_of_copy and bool(observed.get("status", {}).get("readyReplicas"))
 
 
-def _is_marked(deployment: Obj) -> bool:
+def _served_before_rollout(deployment: Obj) -> bool:
     """Return whether the pods of a Deployment served before a change of its template that is not rolled out."""
     return ANNOTATION_SERVED in (deployment["metadata"].get("annotations") or {}) and not is_rolled_out(deployment)
 
@@ -116,10 +120,12 @@ def select_changes(
 ) -> list[bool]:
     """Return for each change of a Deployment of one service whether it is applied now, or waits.
 
+    Of the Deployments that serve, one at a time gets another template, so that the service keeps answering.
+
     Args:
         changes: the changes, each with the present Deployment.
-        may_roll_out: True if it is the turn of the service to be replaced by an update.
-        refused: names of the Deployments whose pods are ready, but for those that their node does not take.
+        may_roll_out: True if it is the turn of the service to be replaced by an update of Pomona.
+        refused: names of the Deployments whose pods are ready, but for those that their node has no room for.
     """
     if not any(change.cause for change, _observed in changes):
         return [True] * len(changes)
@@ -139,10 +145,12 @@ def select_changes(
     )
 
     def is_down(change: TemplateChange, observed: Obj | None) -> bool:
-        """Return whether pods of a Deployment are being replaced or not ready, apart from a node that refuses some."""
+        """Return whether pods of a Deployment are being replaced or not ready, so that no other may be interrupted."""
         if observed is None:
             return True
-        if observed["metadata"]["name"] in refused and (has_started or not _is_marked(observed)):
+        # A node that refuses some of its pods does not count, unless the change may be the reason: the Deployment
+        # served before it, and no Deployment of the service has started with the new template.
+        if observed["metadata"]["name"] in refused and (has_started or not _served_before_rollout(observed)):
             return False
         return bool(change.cause) or not is_rolled_out(observed)
 
@@ -208,9 +216,10 @@ def _has_started(deployment: Obj) -> bool:
 
 
 def _keep_queue_settings(made: Obj, observed: Obj) -> Obj:
-    """Return the desired Deployment with the gate and PriorityClass that its present pods have.
+    """Return the desired Deployment with the gate and PriorityClass that its present pods have, to restart none.
 
-    The queue reads the priority of the service. To a pod that waits for no scheduler, its PriorityClass means little.
+    An edit of the priority needs no new pods: the queue reads it from the service. A PriorityClass counts while pods
+    compete for a node in Kubernetes' scheduler, which pods behind the gate do not.
     """
     kept = set_gate(made, is_gated=has_gate(observed))
     present_class = observed["spec"]["template"]["spec"].get("priorityClassName")
@@ -220,10 +229,10 @@ def _keep_queue_settings(made: Obj, observed: Obj) -> Obj:
 
 
 def _try_keep_template(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj | None:
-    """Return the Deployment with the template that its pods have, or None if that differs in more than may wait.
+    """Return the Deployment with the template that its pods have; None: they must be replaced.
 
-    No pod is restarted for a better estimate of the memory, such as that of a later version, nor for another limit of
-    the time to end. A change of the number of pods, or of the strategy, restarts none either.
+    These differences may wait until the pods are replaced for another cause: the memory request, if `keeps_request` (it
+    is an estimate), and the time that a pod has to end its requests. Number of pods and strategy restart none anyway.
     """
     if _has_template(made, observed):
         return made

@@ -69,7 +69,11 @@ class UpdatePacer:
         self._rollouts.clear()
 
     async def run(self, leading: Leading) -> None:
-        """Start the rollouts of waiting services one after the other, for ever; those under way are found first."""
+        """Start the rollouts of waiting services one after the other, for ever.
+
+        Rollouts that an earlier leader has started are found first, and awaited. To start one is to enqueue the
+        service: `may_roll_out` is True then, and its decision applies the new template.
+        """
         loop = asyncio.get_running_loop()
         for deployment in leading.store.list(DEPLOYMENTS):
             owner = controller_of(deployment)
@@ -109,6 +113,7 @@ class UpdatePacer:
         taken_seconds = now_seconds - rollout.since
         if not deployments or service is None or taken_seconds >= LIMIT_SECONDS:
             return True
+        # A stamp is a digest of what was applied last: it changes once the new template is.
         stamps = _list_stamps(deployments)
         unchanged = [name for name, stamp in rollout.earlier.items() if stamps.get(name) == stamp]
         has_begun = not unchanged or len(unchanged) < len(rollout.earlier)
@@ -119,6 +124,7 @@ class UpdatePacer:
 
 
 def _list_deployments(store: Store, key: ObjectKey) -> Sequence[Obj]:
+    """Return the Deployments of a service; none if it is gone."""
     service = store.get(INFERENCE_SERVICES, key.name, key.namespace)
     if service is None:
         return ()

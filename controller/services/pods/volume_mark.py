@@ -54,11 +54,12 @@ class _MarkedPods(NamedTuple):
     """Those that wait for the sake of pods with this volume."""
 
 
-def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datetime) -> VolumeMark:
-    """Return the value of a claim's label for new pods.
+def choose_volume_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datetime) -> VolumeMark:
+    """Return the mark of a claim for new pods: the value of the label by which they follow pods with its volume.
 
-    If pods run, it is one of theirs, the present one if possible. If pods with the present one are stuck, it is a new
-    one, made of the uids of these pods. Else the present one stays.
+    If pods run, it is one of theirs, the present one if possible. If pods with the present one are stuck (lost with
+    their node, or waiting in vain for pods that are gone), it is a new one, made of the uids of these pods, so that new
+    pods follow nobody. Else the present one stays.
 
     Args:
         claim: the claim.
@@ -90,7 +91,10 @@ def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datet
 
 
 def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _MarkedPods:
-    """Return pods with the label, sorted by what became of them; those that wait for another cause are left out."""
+    """Return pods with the label, sorted by what became of them; those that wait for another cause are left out.
+
+    A pod is lost if it should have ended some time ago, which tells that its node is gone.
+    """
     sorted_pods = _MarkedPods(ready=[], placed=[], lost=[], in_vain=[])
     for pod in pods:
         metadata = pod["metadata"]
@@ -123,7 +127,11 @@ def _find_seconds_to_loss(pods: Iterable[Obj], now: datetime) -> float | None:
 
 
 def _waits_in_vain(pod: Obj) -> bool:
-    """Return whether a pod was refused only because of the pods with its volume."""
+    """Return whether a pod was refused only because it must follow pods with its volume.
+
+    No other affinity holds it, and the scheduler's message names no resource: one that also lacks room is tried again
+    as soon as a pod ends.
+    """
     messages = [condition.get("message", "") for condition in pod["status"].get("conditions", ())]
     return (
         is_refused(pod)

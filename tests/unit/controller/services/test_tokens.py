@@ -106,7 +106,9 @@ async def find_step(
     waits: bool = False,
 ) -> TokenStep:
     known_tokens = tokens or KnownTokens()
-    return await known_tokens.find_step(api, KEY, as_service(obj), NOW + after, serves=True, waits=waits)
+    return await known_tokens.find_step(
+        api, KEY, as_service(obj), NOW + after, has_replicas=True, all_replicas_wait=waits
+    )
 
 
 async def test_new_value_of_the_annotation_replaces_the_token_once() -> None:
