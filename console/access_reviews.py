@@ -122,33 +122,48 @@ class AccessReviews:
     """
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        """Ask the API server by `client`; `clock` says when a cached answer has expired."""
         self._client = client
         self._callers = _AnswerCache[Caller](clock, MOST_KEPT)
-        self._strangers = _AnswerCache[None](clock, MOST_KEPT)
+        """The user of each valid token, by the digest of the token."""
+        self._invalid_tokens = _AnswerCache[None](clock, MOST_KEPT)
         """Digests of invalid tokens, in a cache of their own, so that a flood of them evicts no caller."""
         self._rights = _AnswerCache[bool](clock, MOST_RIGHTS)
+        """True or False for each caller and right that were asked for."""
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        """Taken by each review that runs, so that few run at once; the two below bound those of one user or address."""
         self._slots_by_user = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
         """By user, as long as reviews of his rights run."""
         self._slots_by_peer = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
         """By address, as long as tokens from there are reviewed."""
         self._running: dict[Hashable, _SharedQuestion] = {}
+        """The questions whose answer is awaited, by what is asked: equal ones are asked once."""
 
     async def identify(self, token: str, peer: str) -> Caller | None:
-        """Return the user of a token that came from address `peer`; None if it is invalid. Raises ReviewFailedError."""
-        key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        cached = self._callers.get(key) or self._strangers.get(key)
+        """Return the user of a token that came from address `peer`; None if the token is invalid.
+
+        The API server is asked unless a cached answer is still valid. Few tokens from one address are reviewed at once.
+
+        Raises ReviewFailedError.
+        """
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        cached = self._callers.get(digest) or self._invalid_tokens.get(digest)
         if cached is not None:
             return cached.answer
         async with self._slots_by_peer.setdefault(peer, asyncio.Semaphore(MOST_OF_PEER)):
-            # Another request may have got the answer meanwhile.
-            cached = self._callers.get(key) or self._strangers.get(key)
+            # While this request waited for its slot, another one may have got the answer.
+            cached = self._callers.get(digest) or self._invalid_tokens.get(digest)
             if cached is not None:
                 return cached.answer
-            return await self._share(key, lambda: self._identify(key, token))
+            return await self._share_question(digest, lambda: self._identify(digest, token))
 
     async def _identify(self, key: bytes, token: str) -> Caller | None:
-        """Ask the API server for the user of a token, and keep the answer. Raises ReviewFailedError."""
+        """Ask the API server for the user of a token by a TokenReview; None if the token is invalid.
+
+        The answer is kept under `key`, the digest of the token; that for an invalid token, for a shorter time.
+
+        Raises ReviewFailedError.
+        """
         answer = await self._review(TOKEN_REVIEWS, {"token": token})
         status = _read(answer, _TokenStatus)
         user = status.user
@@ -156,7 +171,7 @@ class AccessReviews:
         if status.authenticated and user.username:
             caller = Caller(user.username, user.uid, user.groups, tuple(sorted(user.extra.items())))
         if caller is None:
-            self._strangers.put(key, None, NO_SECONDS)
+            self._invalid_tokens.put(key, None, NO_SECONDS)
         else:
             self._callers.put(key, caller, YES_SECONDS)
         return caller
@@ -167,10 +182,15 @@ class AccessReviews:
         cached = self._rights.get(key)
         if cached is not None:
             return cached.answer
-        return await self._share(key, lambda: self._allows(caller, demand))
+        return await self._share_question(key, lambda: self._allows(caller, demand))
 
     async def _allows(self, caller: Caller, demand: AccessDemand) -> bool:
-        """Ask the API server whether a caller has a right, and keep the answer. Raises ReviewFailedError."""
+        """Ask the API server by a SubjectAccessReview whether RBAC grants a caller a right, and keep the answer.
+
+        Few reviews of one user run at once, so that he does not keep others waiting.
+
+        Raises ReviewFailedError.
+        """
         attributes = {
             "verb": demand.verb,
             "group": demand.resource.group,
@@ -192,7 +212,13 @@ class AccessReviews:
         return is_allowed
 
     async def find_visible(self, caller: Caller, namespaces: Iterable[str]) -> Visibility:
-        """Return the namespaces whose services a caller may list; None: all. Raises ReviewFailedError."""
+        """Return those of `namespaces` whose services a caller may list; None: he may list those of all namespaces.
+
+        The right in all namespaces is asked for first: with it, no other question is needed. Without it, each namespace
+        whose answer is not cached is a question of its own.
+
+        Raises ReviewFailedError.
+        """
         if await self.allows(caller, AccessDemand("list", INFERENCE_SERVICES)):
             return None
         allowed, unknown = set[str](), list[AccessDemand]()
@@ -206,11 +232,14 @@ class AccessReviews:
         if unknown:
             # All of a caller's requests wait for the same answers.
             key = caller, tuple(unknown)
-            allowed |= await self._share(key, lambda: self._find_allowed(caller, unknown))
+            allowed |= await self._share_question(key, lambda: self._find_allowed(caller, unknown))
         return frozenset(allowed)
 
     async def _find_allowed(self, caller: Caller, demands: list[AccessDemand]) -> set[str]:
-        """Return the namespaces of the demands that are allowed, asking for a few at once. Raises ReviewFailedError."""
+        """Return the namespaces of those demands that are allowed; few of them are reviewed at once.
+
+        Raises ReviewFailedError.
+        """
         allowed = set[str]()
         for first in range(0, len(demands), MOST_OF_USER):
             asked = demands[first : first + MOST_OF_USER]
@@ -218,13 +247,17 @@ class AccessReviews:
             allowed |= {demand.namespace for demand, is_allowed in zip(asked, answers, strict=True) if is_allowed}
         return allowed
 
-    async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask, or share a running question; it is cancelled when no request waits for it any more."""
+    async def _share_question(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the answer of `ask`, which is called once for all requests that wait for the same `key`.
+
+        A request that is cancelled leaves the question running for the others; the last one cancels it.
+        """
         question = self._running.get(key)
         if question is None:
             question = self._running[key] = _SharedQuestion(asyncio.create_task(ask()))
         question.waiting += 1
         try:
+            # Shielded, so that a request that is cancelled does not cancel the question of the others.
             answer: T = await asyncio.shield(question.task)
         finally:
             question.waiting -= 1

@@ -128,6 +128,7 @@ def _answer_catalog(asked: AskedRequest) -> CatalogAnswer:
 
 
 def _answer_simulation(asked: AskedRequest) -> SimulateAnswer:
+    """Answer POST /simulate: each node and host with the model of the body on it; an unknown model is a 404."""
     try:
         return simulate_model(asked.snapshot, asked.table, asked.visible, read_simulation(asked.body))
     except ModelNotFound as error:
@@ -139,8 +140,10 @@ def _answer_cost(asked: AskedRequest) -> CostAnswer:
 
 
 def _answer_models(asked: AskedRequest) -> dict[str, Any]:
+    """Answer /api/v1/models, as llmfit does: the models that match `search`, on one node or on the best."""
     node = read_text(asked.query, "node", "")
-    query = read_density_query(asked.query, read_text(asked.query, "search", "*") or "*")
+    search = read_text(asked.query, "search", "*") or "*"  # "*" matches all models
+    query = read_density_query(asked.query, search)
     if node:
         asked.check_node(node)
     return list_llmfit_models(asked.snapshot, asked.table, asked.visible, query, asked.page, node=node)

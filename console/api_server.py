@@ -40,23 +40,24 @@ _SAFE_FIELDS: Final[tuple[Field, ...]] = (
 )
 
 _encode = msgspec.json.Encoder().encode
-_Turns = weakref.WeakValueDictionary[str, asyncio.Lock]
-"""By user, while requests of his are answered."""
+_UserLocks = weakref.WeakValueDictionary[str, asyncio.Lock]
+"""The lock of each user, for as long as requests of his are answered or wait."""
 
 
 def build_api(context: DensityContext, reviews: AccessReviews) -> AnswerServer:
-    """Return the server of the API.
+    """Return the server of the API: all routes, and its OpenAPI document, which needs no token.
 
     Args:
-        context: what routes answer by.
-        reviews: who callers are, and what they may see.
+        context: the cluster and the prices, from which routes answer.
+        reviews: finds out who callers are, and what they may see.
     """
-    turns, connection_shares = _Turns(), _ConnectionShares()
+    user_locks, connection_shares = _UserLocks(), _ConnectionShares()
     routes = dict[str, Route]()
     for route in ROUTES:
-        body = _BODIES if route.body_type is not None else None
-        answer = _build_answer(route, context, reviews, turns, connection_shares)
-        routes[route.path.removesuffix("{name}")] = Route(answer, route.method, body)
+        body_limits = _BODIES if route.body_type is not None else None
+        answer = _build_answer(route, context, reviews, user_locks, connection_shares)
+        # A path that ends with a slash takes whatever name follows it.
+        routes[route.path.removesuffix("{name}")] = Route(answer, route.method, body_limits)
     document = _encode(build_document())
     routes["/openapi.json"] = Route(lambda question: _respond(question, document))
     return AnswerServer(routes, refuse)
@@ -70,7 +71,10 @@ class _ConnectionShares:
 
     @contextlib.contextmanager
     def keep(self, question: AskedQuestion, user: str) -> Iterator[None]:
-        """Keep the connection of a request while it is answered, unless its user has too many."""
+        """Count a request of a user while it is answered, and protect its connection, unless he has too many already.
+
+        When there are too many connections, the server closes those that are not protected.
+        """
         if self._kept[user] < MOST_KEPT_CONNECTIONS:
             question.keep_connection()
         self._kept[user] += 1
@@ -86,12 +90,18 @@ def _build_answer(
     route: ApiRoute,
     context: DensityContext,
     reviews: AccessReviews,
-    turns: _Turns,
+    user_locks: _UserLocks,
     connection_shares: _ConnectionShares,
 ) -> Answer:
-    """Return what answers a route: it identifies the caller, checks his right, and computes the answer."""
+    """Return the function that answers the requests of a route.
+
+    1. `answer` turns each failure into an answer, and bounds the time.
+    2. `answer_stranger` identifies the caller by his token.
+    3. `answer_caller` checks his right, finds out what he may see, and computes the answer.
+    """
 
     async def answer_stranger(question: AskedQuestion) -> WholeAnswer:
+        """Identify the caller by the bearer token, and answer him; without a valid token, answer with 401."""
         token = read_token(question.headers.get("Authorization"))
         caller = await reviews.identify(token, question.peer) if token else None
         if caller is None:
@@ -100,6 +110,7 @@ def _build_answer(
             return await answer_caller(question, caller)
 
     async def answer_caller(question: AskedQuestion, caller: Caller) -> WholeAnswer:
+        """Answer a known caller by what he may see; with 503 until the cluster is read, with 403 without the right."""
         if not context.service.view.is_complete:
             return refuse(503, "the cluster is still being read: try again")
         demand = route.demand
@@ -110,22 +121,27 @@ def _build_answer(
         query, name, body = read_query(question), question.name, bytes(question.body)
 
         def compute(snapshot: DensitySnapshot, table: FitTable) -> object:
+            """Return the answer of the route, before it is encoded; runs in a thread."""
             return route.answer(
                 AskedRequest(snapshot, table, service.view.vendors, context.prices, visible, query, name, body)
             )
 
-        # Answers are computed one at a time: whoever asks much waits for himself, and not others for him.
-        async with turns.setdefault(caller.username, asyncio.Lock()):
+        # A user has one answer computed at a time: his further requests wait here, and delay no other user.
+        async with user_locks.setdefault(caller.username, asyncio.Lock()):
             return _respond(question, _encode(await service.compute(compute)))
 
     async def answer(question: AskedQuestion) -> WholeAnswer:
+        """Answer a request; a failure is an answer, too."""
         return await _report_failures(question, answer_stranger(question))
 
     return answer
 
 
 async def _report_failures(question: AskedQuestion, answer: Awaitable[WholeAnswer]) -> WholeAnswer:
-    """Return an answer, or its failure as JSON; none names what was in the request but a checked text."""
+    """Return an answer, or its failure as JSON with the fitting status; it takes too long after `ANSWER_SECONDS`.
+
+    A message may repeat words of the request only if they were checked: others, such as a token, do not come back.
+    """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await answer
@@ -137,13 +153,13 @@ async def _report_failures(question: AskedQuestion, answer: Awaitable[WholeAnswe
         return refuse(503, str(error))
     except TimeoutError:
         return refuse(503, "the answer took too long: try again")
-    except Exception:  # a defect ends no connection, and its words are for the log
+    except Exception:  # a defect: the connection stays, and the message, which may hold anything, is only logged
         log.exception("answer_failed", method=question.method)
         return refuse(500, "internal error: the log of the server has the cause")
 
 
 def _respond(question: AskedQuestion, body: bytes) -> WholeAnswer:
-    """Answer with a body, or with 304 if the client has it already."""
+    """Answer with a body, or with 304 if the client has it already: its If-None-Match names the ETag of this body."""
     etag = f'"{hashlib.sha256(body).hexdigest()[:_ETAG_CHARACTERS]}"'
     fields = (*_SAFE_FIELDS, (b"ETag", etag.encode()))
     known_etags = {text.strip().removeprefix("W/") for text in question.headers.get("If-None-Match").split(",")}

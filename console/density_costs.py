@@ -44,7 +44,7 @@ class _MachineShare(NamedTuple):
 
 
 def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibility, page: Page) -> CostAnswer:
-    """Return the services that the caller may see with what each costs, and the sums of their namespaces."""
+    """Return a page of the services that the caller may see with what each costs, and the sums of all namespaces."""
     shown = sorted(
         (service for service in snapshot.services if visible is None or service.metadata.namespace in visible),
         key=lambda service: (service.metadata.namespace, service.metadata.name),
@@ -62,7 +62,11 @@ def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibi
 
 
 def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service: InferenceService) -> ModelCost:
-    """Return the resources and costs of a service, from the shares of machines that its replicas have."""
+    """Return the resources and costs of a service: the sums of the shares of machines that its replicas have.
+
+    One unknown share makes a sum unknown (None); `unknown` then names the fact that is missing. A service without
+    replicas costs 0.
+    """
     replicas = snapshot.replicas_of.get((service.metadata.namespace, service.metadata.name), ())
     shares = [_describe_share(snapshot, prices, service, replica) for replica in replicas]
     watts = _sum_unless_empty(share.watts for share in shares)
@@ -72,9 +76,10 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
     nodes = sorted({replica.cell for replica in replicas})
 
     speed = _find_speed(service, {share.base.device_class for share in shares if share.base is not None})
-    # A live speed is that of all replicas, any other that of one: the price is that of the same replicas.
-    priced_part = 1 if speed.source == "live" else len(replicas)
-    priced_per_hour = per_hour / priced_part if per_hour is not None and priced_part else None
+    # The price of tokens is the cost divided by the speed of the same replicas: a live speed is that of all of them,
+    # any other that of one.
+    cost_divisor = 1 if speed.source == "live" else len(replicas)
+    priced_per_hour = per_hour / cost_divisor if per_hour is not None and cost_divisor else None
 
     unknown = {fact for share in shares for fact in share.unknown}
     if replicas and memory is None:
@@ -104,22 +109,28 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
 def _describe_share(
     snapshot: DensitySnapshot, prices: DensityPrices, service: InferenceService, replica: PlacedReplica
 ) -> _MachineShare:
-    """Return the part of its machine that a replica has: memory, watts and costs; None and a fact if one is unknown."""
-    # 1. Its memory.
+    """Return the part of its machine that a replica has: its memory, and its share of watts and hourly cost.
+
+    A value that cannot be computed is None, and the list of unknown facts says what is missing for it. A cell is a node
+    or a host, and a base the devices of a replica on an otherwise empty machine.
+    """
+    # 1. Its memory: by the service's status on devices, otherwise as the replica reserves it.
     device_bytes, memory_bytes = service.status.device_memory_bytes, replica.memory_bytes
     if replica.devices and device_bytes is not None:
         memory_bytes = device_bytes * replica.devices
     machine, device_count = snapshot.machines.get(replica.cell), max(1, replica.devices)
     if machine is None or not machine.bases:
         return _MachineShare(memory_bytes, unknown=["hardware of a node or host"])
+    # It computes on the processor of a node whose bases are those of its devices.
     if not replica.devices and machine.cell.kind == "node" and machine.accelerator != "cpu":
         return _MachineShare(memory_bytes, unknown=["processor of a node with devices"])
-    base = next((base for base in machine.bases if base.device_count == device_count), machine.bases[0])
+    bases_of_count = (base for base in machine.bases if base.device_count == device_count)
+    base = next(bases_of_count, machine.bases[0])
     utilization = None
     if base.memory_bytes and memory_bytes is not None:
         utilization = 100 * memory_bytes / (base.memory_bytes * device_count)
 
-    # 2. The number of whole devices that it has.
+    # 2. Its share: the number of whole devices that it has, less than one if pods share a device.
     if replica.devices:
         share = None if machine.device_share is None else replica.devices * machine.device_share
     else:
@@ -127,13 +138,14 @@ def _describe_share(
         neighbours = snapshot.replicas_on.get(replica.cell, ())
         share = 1 / max(1, sum(not neighbour.devices for neighbour in neighbours))
 
-    # 3. What these cost.
+    # 3. Watts and cost: those of one device, times the share.
     cost = find_device_cost(prices, base.device_class, base.vendor)
     device, unknown = name_priced_device(base.device_class), list[str]()
     if share is None:
         unknown.append("number of pods that share a device")
     if cost.watts is None:
         unknown.append(f"watts of {device}")
+    # If only the watts are missing for a price of electricity, they are named already.
     if cost.per_hour is None and (prices.per_kwh is None or cost.watts is not None):
         unknown.append(f"perKwh, or perHour of {device}")
     watts = None if share is None or cost.watts is None else cost.watts * share
@@ -159,11 +171,13 @@ def _round(value: float | None, digits: int) -> float | None:
 
 
 def _find_speed(service: InferenceService, classes: set[str]) -> _ServiceSpeed:
-    """Return the live speed of all replicas, else the measured or estimated speed of one replica.
+    """Return the tokens a second of a service, and the level of its fit: both by its status.
+
+    The speed is the live one of all replicas; else the measured one, else the estimated one, of one replica; else None.
 
     Args:
         service: the service.
-        classes: device classes on which replicas are; the slowest one counts.
+        classes: the device classes of its replicas. The status lists a fit and a speed by class; the slowest counts.
     """
     status = service.status
     # Speeds are listed from the fastest.
@@ -186,8 +200,11 @@ def _read_rate(text: str) -> float | None:
 
 
 def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCost:
-    """Return the sums of the services of a namespace; one unknown value makes a sum unknown."""
-    # What has no replica takes nothing, and generates nothing.
+    """Return the sums of the services of a namespace; one unknown value makes a sum unknown (None).
+
+    The exception is `known_cost_per_hour`, which adds up the costs that are known.
+    """
+    # A service without a replica has no memory and no speed, and its cost is 0.
     placed = [member for member in members if member.replicas]
     per_hour = _sum_or_zero(member.cost_per_hour for member in members)
     tokens = _sum_unless_empty(_count_tokens(cost) for cost in placed)

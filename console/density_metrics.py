@@ -35,16 +35,20 @@ class DensityCollector(Collector):
         self._snapshot, self._table = snapshot, table
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield all gauges; unknown values have no series."""
+        """Yield a gauge for each fact of nodes and hosts, then the totals; an unknown value has no series.
+
+        Score and number of models are computed once for each profile: nodes of a profile are alike.
+        """
         snapshot = self._snapshot
         families = {
             name: GaugeMetricFamily(f"pomona_density_node_{name}", text, labels=("node",))
             for name, text in _NODE_GAUGES.items()
         }
-        flags = snapshot.flag_models(None)
+        flags = snapshot.flag_models(None)  # models of all namespaces count
         fits = dict[str, tuple[float, int]]()
         for profile in snapshot.profiles:
             ranked = self._table.rank_models(snapshot.models, profile)
+            # The score of a node is that of the model that fits best there.
             score = compute_score(FIT_LEVELS[ranked[0].level], tokens_per_second=-ranked[0].slowness) if ranked else 0.0
             summary = score, count_fitting(snapshot, self._table, profile, flags)
             fits.update(dict.fromkeys(profile.names, summary))

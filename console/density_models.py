@@ -70,7 +70,15 @@ class KnownModel(NamedTuple):
 
 
 def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -> KnownModel:
-    """Return a Model of the cluster in the form in which it is compared with those of the catalog."""
+    """Return a Model of the cluster in the form that it shares with the models of the catalog.
+
+    Facts that its spec states come before those that its inspection found, which are in the status.
+
+    Args:
+        model: the Model.
+        vendors: the accelerators, for each of which an engine is chosen.
+        options: the options of its services, a part of the identity by which measurements are found.
+    """
     runtimes = _choose_runtimes(model, vendors)
     stated = model.spec.stated_bytes
     status = model.status
@@ -103,8 +111,10 @@ def _choose_runtimes(model: Model, vendors: Vendors) -> dict[str, str]:
         demand = RuntimeDemand(
             format_of(model), accelerator, accelerator != METAL, vendors=vendors, is_split=is_split(model)
         )
+        # An engine is chosen in any case: whether it serves the format on this accelerator is the second question.
         runtime = choose_runtime(demand)
-        if refuse_demand(RUNTIMES[runtime], demand) is None:
+        is_refused = refuse_demand(RUNTIMES[runtime], demand) is not None
+        if not is_refused:
             runtimes[accelerator] = runtime
     return runtimes
 
@@ -134,6 +144,7 @@ def list_catalog_models(accelerators: tuple[str, ...]) -> tuple[KnownModel, ...]
 
 
 def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str, ...]) -> KnownModel:
+    """Return an entry of the catalog as a model, with what the engine of each accelerator loads if one takes it."""
     source = entry.sources[0]
     workloads = {accelerator: entry.find_workload(accelerator) for accelerator in accelerators}
     return KnownModel(
@@ -152,11 +163,15 @@ def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str
 
 
 def change_quantization(model: KnownModel, quantization: str) -> KnownModel | None:
-    """Return a model in another quantization; None if it is no GGUF model, or its size is unknown.
+    """Return a model as if its weights were in another quantization.
+
+    The size of the weights follows from the number of parameters; the size that a user states, and the measurements,
+    are of the real quantization and do not apply. None: the number is unknown, or no engine loads the model as GGUF,
+    the only format with these quantizations.
 
     Args:
         model: the model.
-        quantization: one of `QUANTIZATIONS`.
+        quantization: one of `QUANTIZATIONS`, whose bits per weight are known.
     """
     bits, parameters = BITS_PER_WEIGHT[quantization], model.parameters
     if parameters is None:

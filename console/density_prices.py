@@ -36,21 +36,23 @@ class DeviceCost(NamedTuple):
 
 
 def find_device_cost(prices: DensityPrices, device_class: str, vendor: str) -> DeviceCost:
-    """Return the cost of one device.
+    """Return the watts of one device, and its cost per hour: the hire, and electricity if it has a price.
+
+    A price is looked up by the device class, then by the vendor; None: the administrator states neither.
 
     Args:
-        prices: what is stated.
+        prices: what the administrator states.
         device_class: class of a replica with any number of devices, such as nvidia-l4x2.
         vendor: its vendor.
     """
     single = name_priced_device(device_class)
     watts = prices.watts.get(single, prices.watts.get(vendor))
-    hire = prices.per_hour.get(single, prices.per_hour.get(vendor))
+    hire_per_hour = prices.per_hour.get(single, prices.per_hour.get(vendor))
     # Without a price of electricity, the hire is all. In a cloud, where no watts are stated, it includes electricity.
     if prices.per_kwh is None or watts is None:
-        return DeviceCost(watts, per_hour=hire)
+        return DeviceCost(watts, per_hour=hire_per_hour)
     electricity = watts / _WATTS_OF_KILOWATT * prices.per_kwh
-    return DeviceCost(watts, per_hour=electricity + (hire or 0.0))
+    return DeviceCost(watts, per_hour=electricity + (hire_per_hour or 0.0))
 
 
 def name_priced_device(device_class: str) -> str:

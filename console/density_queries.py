@@ -70,14 +70,18 @@ class DensityQuery(NamedTuple):
 def list_nodes(
     snapshot: DensitySnapshot, table: FitTable, vendors: Vendors, visible: Visibility, page: Page
 ) -> NodesAnswer:
-    """Return a page of all nodes and hosts, with the number of models that fit there; stale ones are marked."""
-    flags = snapshot.flag_models(visible)
-    counts: dict[int, int] = {}
+    """Return a page of all nodes and hosts, with the number of models that fit there; stale ones are marked.
+
+    Nodes that are alike share a profile, for which the models are counted once. Where nothing may be placed, there is
+    no profile, and the number is 0.
+    """
+    visible_flags = snapshot.flag_models(visible)
+    counts: dict[int, int] = {}  # by the `id` of the profile: to hash its content would take longer
     nodes = []
     for name in page.cut(snapshot.names):
         machine, profile = snapshot.machines[name], snapshot.profile_of.get(name)
         if profile is not None and id(profile) not in counts:
-            counts[id(profile)] = count_fitting(snapshot, table, profile, flags)
+            counts[id(profile)] = count_fitting(snapshot, table, profile, visible_flags)
         nodes.append(
             NodeEntry(
                 node_name=name,
@@ -103,13 +107,17 @@ def count_fitting(snapshot: DensitySnapshot, table: FitTable, profile: MachinePr
 def describe_node(
     snapshot: DensitySnapshot, table: FitTable, vendors: Vendors, visible: Visibility, *, name: str, page: Page
 ) -> NodeDetailAnswer:
-    """Return one node or host with the models that fit there, the best first."""
+    """Return one node or host with a page of the models that fit there, the best first.
+
+    All models are ranked by a cheap computation; only those of the page get their full fit. Where nothing may be
+    placed, there is no profile, and no model fits.
+    """
     machine = snapshot.machines[name]
-    flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
+    visible_flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
     fitting, model_fits = list[RankedFit](), list[ModelFit]()
     if profile is not None:
         ranked, too_tight = table.rank_models(snapshot.models, profile), RANKS["too_tight"]
-        fitting = [fit for fit in ranked if fit.level < too_tight and flags[fit.position]]
+        fitting = [fit for fit in ranked if fit.level < too_tight and visible_flags[fit.position]]
         models = (snapshot.models[fit.position] for fit in page.cut(fitting))
         places = ((model, table.find_best_fit(model, profile)) for model in models)
         model_fits = [describe_fit(model, place) for model, place in places if place is not None]
@@ -129,7 +137,10 @@ def describe_node(
 
 
 def list_engines(snapshot: DensitySnapshot, name: str, vendors: Vendors, visible: Visibility) -> list[EngineEntry]:
-    """Return the engines of a host, or those that have an image for a node."""
+    """Return the engines of a host as its agent reports them, or those with an image for the accelerator of a node.
+
+    An engine of a node counts as installed if a replica that the caller may see runs there with it.
+    """
     machine = snapshot.machines[name]
     if machine.cell.kind == "host":
         return [EngineEntry(name=engine, installed=True) for engine in sorted(machine.cell.runtimes)]
@@ -140,14 +151,19 @@ def list_engines(snapshot: DensitySnapshot, name: str, vendors: Vendors, visible
     offered = []
     for engine, runtime in RUNTIMES.items():
         pod = runtime.pod
-        if pod is None or pod.from_container is not None or pod.find_image(machine.accelerator, vendor, engine) is None:
+        if pod is None or pod.from_container is not None:
+            continue  # it runs on hosts only, or in a container that its service describes
+        if pod.find_image(machine.accelerator, vendor, engine) is None:
             continue
         offered.append(EngineEntry(name=engine, installed=engine in running))
     return offered
 
 
 def list_installed(snapshot: DensitySnapshot, name: str, visible: Visibility) -> list[InstalledModel]:
-    """Return the models that run on a cell, and those whose weights are on its disk."""
+    """Return the models that run on a node or host with their engine, and those of which only the weights are there.
+
+    Only models of the namespaces that the caller may see are listed.
+    """
     installed = set[tuple[str, str, str]]()
     for replica in snapshot.replicas_on.get(name, ()):
         service = snapshot.service_of.get((replica.namespace, replica.service))
@@ -165,7 +181,7 @@ def list_installed(snapshot: DensitySnapshot, name: str, visible: Visibility) ->
 
 
 def list_runtimes(snapshot: DensitySnapshot, vendors: Vendors, visible: Visibility, page: Page) -> RuntimesAnswer:
-    """Return the engines of all nodes and hosts."""
+    """Return a page of all nodes and hosts with their engines."""
     nodes = [
         NodeRuntimes(node_name=name, runtimes=list_engines(snapshot, name, vendors, visible))
         for name in page.cut(snapshot.names)
@@ -174,7 +190,7 @@ def list_runtimes(snapshot: DensitySnapshot, vendors: Vendors, visible: Visibili
 
 
 def list_installed_models(snapshot: DensitySnapshot, visible: Visibility, page: Page) -> InstalledModelsAnswer:
-    """Return the models on all nodes and hosts."""
+    """Return a page of all nodes and hosts with the models that run there, or whose weights are there."""
     nodes = [
         NodeModels(node_name=name, models=list_installed(snapshot, name, visible)) for name in page.cut(snapshot.names)
     ]
@@ -185,22 +201,28 @@ def list_installed_models(snapshot: DensitySnapshot, visible: Visibility, page: 
 def query_nodes(
     snapshot: DensitySnapshot, table: FitTable, visible: Visibility, query: DensityQuery, page: Page
 ) -> QueryAnswer:
-    """Return the nodes and hosts on which the models that match fit, the best level first, and there the fastest."""
+    """Return a page of pairs of a matching model and a node on which it fits, the best level first, then the fastest.
+
+    A profile stands for all nodes that are alike, on which a model has the same fit. Nodes are many thousands, so the
+    pairs are not listed and sorted, but taken from the ranking of each profile up to the end of the page.
+    """
     flags = flag_matches(snapshot, visible, query)
     all_match = all(flags)
-    worst = RANKS[query.min_fit]
-    # 1. The models of each profile are in order already, so the best of all are found by merging them.
+    worst_rank = RANKS[query.min_fit]
+    # 1. Each profile has its models in order already: cut its list behind the worst level that is asked for, and leave
+    #    out models that do not match. The ordinal of the profile goes with each model.
     total, streams = 0, []
     for ordinal, profile in enumerate(snapshot.profiles):
         ranked = table.rank_models(snapshot.models, profile)
-        count = bisect.bisect_left(ranked, worst + 1, key=operator.attrgetter("level"))
+        count = bisect.bisect_left(ranked, worst_rank + 1, key=operator.attrgetter("level"))
         if not all_match:
             ranked = [fit for fit in itertools.islice(ranked, count) if flags[fit.position]]
             count = len(ranked)
         total += count * len(profile.names)
         streams.append(zip(itertools.islice(ranked, count), itertools.repeat(ordinal), strict=False))
 
-    # 2. One entry of a stream is a model on all nodes of a profile: the page may begin and end among them.
+    # 2. Merge the lists, the best first. One entry stands for a pair with each node of its profile, those from
+    #    entry_start to entry_end of all pairs: the page may begin and end among them.
     nodes = list[RankedNode]()
     entry_end, page_end = 0, page.offset + page.limit
     for ranked_fit, ordinal in heapq.merge(*streams):
@@ -255,7 +277,10 @@ def list_catalog(snapshot: DensitySnapshot, table: FitTable, visible: Visibility
 
 
 def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: KnownModel) -> CatalogModel:
-    """Return a model with the nodes on which it fits, the best first."""
+    """Return a model with the nodes on which it fits, the best first; at most 20 are named, and all are counted.
+
+    The fit is computed once for each profile, which stands for all nodes that are alike.
+    """
     places = list[tuple[PlaceFit, MachineProfile]]()
     for profile in snapshot.profiles:
         place = table.find_best_fit(model, profile)
@@ -280,7 +305,10 @@ def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: K
 
 
 def describe_fit(model: KnownModel, place: PlaceFit) -> ModelFit:
-    """Return a fit in the words of the API."""
+    """Return the fit of a model on a place, the devices of a node or host, as the API describes it.
+
+    Sizes are in GiB, speeds in tokens a second with one decimal; null: the speed is unknown, or the model does not fit.
+    """
     fit, speed = place.fit, place.fit.speed
     return ModelFit(
         name=model.name,

@@ -27,13 +27,17 @@ class DensityService:
     """
 
     def __init__(self, view: ClusterView) -> None:
+        """Answer by `view`, and note each change of its measurements, so that no fit that is cached outlives them."""
         self.view = view
         self.table = FitTable(CONTEXT_LENGTH, view.measured)
+        """The cache of the fits of models on devices."""
         self._source = SnapshotSource(view)
-        self._turn = asyncio.Lock()
+        self._compute_lock = asyncio.Lock()
         self._measured_hashes: set[str] = set()
-        """Models whose measurements have changed since the last answer; a thread may compute one meanwhile."""
+        """Hashes of models whose measurements have changed since the last answer. Their fits are dropped before the
+        next one, not at once, since a thread may be computing an answer by them."""
         self._has_new_corrections = False
+        """True if the corrections, by which measurements of models improve the estimates of others, have changed."""
         view.measured.subscribe(self._measured_hashes.add)
         view.measured.corrections.subscribe(self._take_corrections)
 
@@ -56,11 +60,12 @@ class DensityService:
     async def compute(self, answer: Callable[[DensitySnapshot, FitTable], T]) -> T:
         """Return what `answer`, called in a thread, returns about the cluster as it is now; one call runs at a time.
 
-        Fits whose measurements or corrections have changed since the last call are forgotten before.
+        Before the call, the cached fits of models whose measurements have changed since the last one are dropped, and
+        all fits with a corrected speed if a correction has changed.
         """
-        async with self._turn:
-            snapshot, changed_hashes = self.take_snapshot(), self._measured_hashes
-            if changed_hashes:
+        async with self._compute_lock:
+            snapshot = self.take_snapshot()
+            if changed_hashes := self._measured_hashes:
                 changed = (model for model in snapshot.models if not changed_hashes.isdisjoint(model.hashes.values()))
                 self.table.forget([model.key for model in changed])
                 changed_hashes.clear()

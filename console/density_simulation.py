@@ -28,7 +28,11 @@ class ModelNotFound(SimulationRefused):
 
 
 def check_request(request: SimulateRequest) -> SimulateRequest:
-    """Return a request with its texts in one form, and None for what is not given. Raises SimulationRefused."""
+    """Return a request whose values are in range, with its texts in one form, and None for 0 and for empty texts.
+
+    Raises:
+        SimulationRefused: a value is impossible.
+    """
     quantization = request.quantization.upper() if request.quantization else None
     if not request.model.strip():
         raise SimulationRefused("model is empty: give the name of a model, such as qwen3-8b")
@@ -114,13 +118,17 @@ def simulate_model(
 def _assess_on_profile(
     table: FitTable, model: KnownModel, profile: MachineProfile, memory_gb: float | None
 ) -> PlaceFit | None:
-    """Return the fit of a model on a profile, by the stated memory if there is one; None: it is unknown."""
+    """Return the fit of a model on the machines of a profile; None: nothing is known of it there.
+
+    If the request states a memory, the model is assumed to need that much, instead of what is estimated; its speed
+    stays the estimated one. Of the possible numbers of devices, the smallest with the best level counts.
+    """
     place = table.find_best_fit(model, profile)
     if memory_gb is None:
         return place
     speed = place.fit.speed if place else None
     workload = model.workloads.get(profile.accelerator)
-    # Where no engine is known to take the model, that of any other accelerator is shown.
+    # Where no engine is known to take the model, the engine of another accelerator is named.
     runtimes = [known.runtime for known in model.workloads.values()]
     runtime = place.runtime if place else next(iter(runtimes), "")
     best: PlaceFit | None = None
@@ -132,7 +140,7 @@ def _assess_on_profile(
 
 
 def _describe_change(name: str, machine: ViewedMachine, place: PlaceFit) -> SimulatedNode:
-    """Return a node or host with the model on it, and its free memory before and after."""
+    """Return a node or host with the model on it: its fit, and the free memory before and after, if it fits."""
     fit = place.fit
     fits = fit.level != "too_tight"
     return SimulatedNode(

@@ -70,18 +70,21 @@ class DensitySnapshot:
     """The Models of the cluster, for the weights on disks of nodes."""
 
     def describe_machine(self, name: str) -> MachineFacts:
-        """Return the hardware of a node or host."""
+        """Return the hardware of a node or host as its agent reports it, or as the labels of a node without one do."""
         machine = self.machines[name]
         report, hardware = machine.report, machine.hardware
         if isinstance(report, MetalHostStatus):
             return describe_host_machine(report, machine.free_memory)
-        # Labels state one device for all of them.
+        # By labels, all devices of a node are of one product; they have no ids.
         labelled = [NodeDevice(id="", product=hardware.product, memory_bytes=size) for size in hardware.memory_bytes]
         return describe_node_machine(hardware.vendor, report, report.devices or labelled, machine.free_memory)
 
     @functools.cached_property
     def profiles(self) -> tuple[MachineProfile, ...]:
-        """Nodes and hosts on which something may be placed, those that are alike together."""
+        """Nodes and hosts on which something may be placed; those with equal devices share a profile.
+
+        Most of a cluster's nodes are alike, so that each fit is computed once for a profile.
+        """
         names_of: dict[tuple[str, tuple[ServingDevices, ...]], list[str]] = {}
         for name in self.names:
             machine = self.machines[name]
@@ -160,10 +163,15 @@ class SnapshotSource:
         return self._last[1]
 
     def _build_snapshot(self) -> DensitySnapshot:
-        """Return the cluster as the view has it; what has not changed is not decoded again."""
+        """Return the cluster as the view has it now.
+
+        `summarize` keeps what is computed from all objects of a kind until one of them changes: a snapshot after a
+        change of a pod does not decode thousands of services and Models again.
+        """
         store = self.view.store
 
         def decode_all(resource: Resource, kind: type[T]) -> tuple[T, ...]:
+            """Return all objects of a kind as structs, without those that cannot be decoded."""
             return tuple(decode_stored(store, resource, store.list(resource), kind))
 
         services = store.summarize(
@@ -178,7 +186,10 @@ class SnapshotSource:
         )
 
     def _list_models(self) -> tuple[KnownModel, ...]:
-        """Return all Models of the cluster, and those of the catalog."""
+        """Return all Models of the cluster, and the models of the catalog.
+
+        `derive` keeps what is computed from one object, so that only Models that have changed are built again.
+        """
         store, vendors = self.view.store, self.view.vendors
         models = list[KnownModel]()
         for obj in store.list(MODELS):
@@ -188,7 +199,7 @@ class SnapshotSource:
         return (*models, *list_catalog_models(tuple(vendors)))
 
     def _list_replicas(self) -> Iterator[PlacedReplica]:
-        """Yield the replicas of services on nodes and hosts."""
+        """Yield the replicas of services: pods on nodes, and MetalProcesses on hosts outside of the cluster."""
         store = self.view.store
         for pod in store.list(PODS):
             describe = functools.partial(_describe_replica, pod, self.view.vendors)
@@ -198,13 +209,17 @@ class SnapshotSource:
         for process in decode_stored(store, METAL_PROCESSES, store.list(METAL_PROCESSES), MetalProcess):
             host, service = process.spec.host_name, process.spec.service_name
             if host and service:
+                # A host with the name of a node has this prefix among the machines, too.
                 name = f"host/{host}" if store.get(NODES, host) else host
                 namespace, memory_bytes = process.metadata.namespace, process.spec.memory_bytes
                 yield PlacedReplica(namespace, service, cell=name, devices=0, memory_bytes=memory_bytes)
 
 
 def _describe_replica(pod: Obj, vendors: Vendors) -> PlacedReplica | None:
-    """Return a pod as a replica of a service; None if it is none, or is on no node yet."""
+    """Return a pod as a replica of a service on a node; None if it belongs to no service, or has no node yet.
+
+    Its devices are the resources of any vendor that it requests.
+    """
     service, node = (pod["metadata"].get("labels") or {}).get(LABEL_SERVICE), find_taken_node(pod)
     if not service or not node:
         return None

@@ -101,7 +101,7 @@ class _ClassNeeds(NamedTuple):
 
 
 def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
-    """Return points from 0 to 100: 25 for each level above too_tight, and up to 25 less one digit for speed."""
+    """Return points from 0 to 100: 0, 25, 50 or 75 by the level, and up to 25 for speed, unless it is too tight."""
     if level == "too_tight":
         return 0.0
     speed = tokens_per_second or 0.0
@@ -125,13 +125,20 @@ class FitTable:
     """
 
     def __init__(self, context_length: int, measured: PerformanceTable | None = None) -> None:
+        """Prepare empty caches for this context length, by the measurements, if there are some."""
         self.options = ServingOptions(context_length=context_length)
-        self._options = {mode: structs.replace(self.options, mode=mode) for mode in get_args(Mode)}
+        self._options_by_mode = {mode: structs.replace(self.options, mode=mode) for mode in get_args(Mode)}
         self._measured = measured or PerformanceTable()
+        # The caches. A model counts by its key; the tuples of models are compared by identity, since a snapshot keeps
+        # its tuple until a model changes. A profile counts by its accelerator and the devices of its replicas.
         self._idle_fits: dict[ServingDevices, dict[Key, _IdleFit]] = {}
+        """Fits by devices that nothing else uses, and by model."""
         self._best_fits: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
+        """The fit with the best number of devices, by profile and by model; None: unknown."""
         self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], _ClassNeeds]] = {}
+        """The needs of all models by accelerator and idle devices, with the models for which they hold."""
         self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
+        """All models in order, by profile, with the models for which the order holds; the oldest profile first."""
         self._cached_fits = 0
 
     def forget(self, keys: Iterable[Key]) -> None:
@@ -159,7 +166,10 @@ class FitTable:
         return FitTable(context_length, self._measured)
 
     def rank_models(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
-        """Return all models on a profile, the best first; cached until the models change."""
+        """Return all models on a profile, the best first; cached until the models change.
+
+        A profile stands for all nodes that are alike. When too many lists are kept, the oldest ones are dropped.
+        """
         key = profile.accelerator, profile.replicas
         last_models, ranked = self._ranked.get(key, (None, []))
         if last_models is models:
@@ -173,21 +183,25 @@ class FitTable:
         return ranked
 
     def _compute_ranks(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
-        """Return all models on a profile, the best first.
+        """Return all models on a profile, the best first; without those of which nothing is known there.
 
-        Its replicas are tried from the fewest devices on; a model that fits well with some is not tried with more.
+        1. Try replicas of one device, then of more. A model that fits well (good or perfect) is settled; the others
+           wait for more devices, with the best level that they have reached.
+        2. The level follows from comparing the free memory with what the model needs for each level, which is cached.
+        3. Put the models of each level in order, the fastest first. Models are numbers here, positions in `models`.
         """
         settled: list[RankedFit] = []
         waiting: list[int] | range = range(len(models))
-        best = dict[int, RankedFit]()
-        """The best level so far of each model that waits for a better one with more devices."""
+        best_so_far = dict[int, RankedFit]()
+        """The best level so far of each model that waits and has a known one."""
         for devices in profile.replicas:
             free_bytes = devices.free_bytes if devices.free_bytes is not None else (devices.memory_bytes or 0)
             needs, order = self._list_needs(models, profile.accelerator, devices)
             still_waiting = list[int]()
+            # While all models wait, the fastest come first, which makes the sort at the end quick.
             for position in order if len(waiting) == len(models) else waiting:
                 need = needs[position]
-                if need is None:
+                if need is None:  # nothing is known with so many devices
                     still_waiting.append(position)
                     continue
                 least, good, perfect, rows = need
@@ -196,23 +210,27 @@ class FitTable:
                     continue
                 still_waiting.append(position)
                 fit = rows[_MARGINAL if free_bytes >= least else _TOO_TIGHT]
-                if position not in best or fit.level < best[position].level:
-                    best[position] = fit
+                if position not in best_so_far or fit.level < best_so_far[position].level:
+                    best_so_far[position] = fit
             waiting = still_waiting
-        levels: tuple[list[RankedFit], ...] = ([], [], [], [])
-        for fit in (*settled, *(best[position] for position in waiting if position in best)):
-            levels[fit.level].append(fit)
-        for level in levels:
-            # The fastest came first, but for those of several devices: this compares neighbours.
-            level.sort()
-        return [fit for level in levels for fit in level]
+        fits_by_level: tuple[list[RankedFit], ...] = ([], [], [], [])
+        for fit in (*settled, *(best_so_far[position] for position in waiting if position in best_so_far)):
+            fits_by_level[fit.level].append(fit)
+        for fits in fits_by_level:
+            # The fastest came first, but for those with several devices: the list is nearly sorted.
+            fits.sort()
+        return [fit for fits in fits_by_level for fit in fits]
 
     def _list_needs(self, models: tuple[KnownModel, ...], accelerator: str, devices: ServingDevices) -> _ClassNeeds:
-        """Return what each model needs of such devices; cached until the models change."""
+        """Return what each model needs of such devices, and the order of their speed; cached until the models change.
+
+        Both hold whatever is free now, so they are computed for idle devices: once for all nodes with such ones.
+        """
         key = accelerator, _as_idle(devices)
         last_models, class_needs = self._needs.get(key, (None, _ClassNeeds([], [])))
         if last_models is not models:
             needs = [self._find_need(model, position, accelerator, devices) for position, model in enumerate(models)]
+            # A row sorts by level, then speed: among rows of the same level the fastest comes first.
             fastest_first = [row.position for row in sorted(need.rows[_PERFECT] for need in needs if need is not None)]
             unknown = [position for position, need in enumerate(needs) if need is None]
             class_needs = _ClassNeeds(needs, order=fastest_first + unknown)
@@ -220,7 +238,11 @@ class FitTable:
         return class_needs
 
     def _find_need(self, model: KnownModel, position: int, accelerator: str, devices: ServingDevices) -> _Need | None:
-        """Return the free memory that a model needs on such devices for each level; None: it is unknown."""
+        """Return the free bytes of a device that a model needs on such devices for each level of fit.
+
+        None: no engine takes the model there, or its memory or that of the devices is unknown. A level that it cannot
+        reach even on idle devices needs infinitely many bytes.
+        """
         workload = model.workloads.get(accelerator)
         if workload is None or devices.memory_bytes is None:
             return None
@@ -234,7 +256,7 @@ class FitTable:
             )
         speed = fit.speed.generation.expected if fit.speed else 0.0
         least = max(idle.least_bytes, fit.needed_bytes)
-        can_be_perfect = fit.run_mode == "accelerator"
+        can_be_perfect = fit.run_mode == "accelerator"  # and not on the processor
         return _Need(
             least=least,
             good=max(least, fit.needed_bytes * GOOD_HEADROOM),
@@ -243,15 +265,16 @@ class FitTable:
         )
 
     def find_best_fit(self, model: KnownModel, profile: MachineProfile) -> PlaceFit | None:
-        """Return the fit of a model on a profile, with the fewest devices of those that fit best; it is cached.
+        """Return the fit of a model on a profile with the best number of devices; cached.
 
-        None: nothing is known of the model there.
+        Of the numbers with the best level, it is the smallest one; none is tried beyond the first that fits well. None:
+        no engine takes the model there, or its needs are unknown.
         """
         workload = model.workloads.get(profile.accelerator)
         if workload is None:
             return None
         if self._cached_fits > MOST_KEPT:
-            self.clear()
+            self.clear()  # fits of models and devices that are gone may be among them
         fits_on_profile = self._best_fits.setdefault((profile.accelerator, profile.replicas), {})
         try:
             return fits_on_profile[model.key]
@@ -270,7 +293,11 @@ class FitTable:
         return best
 
     def _find_corrected_fit(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
-        """Return the fit on idle devices, with corrected speed; memory that the user states replaces the estimate."""
+        """Return the fit of a model on devices that nothing else uses, with what is known beyond the estimate.
+
+        1. An estimated speed ("roofline": from bandwidth and compute) is corrected by measurements of other models.
+        2. Memory that the user states counts where no estimate is known, and on processors and Metal in any case.
+        """
         idle = self._find_idle_fit(model, workload, devices)
         if idle.fit is not None and idle.fit.speed is not None and idle.fit.speed.method == "roofline":
             # Whoever may see a model may see the measurements of its namespace.
@@ -283,7 +310,11 @@ class FitTable:
         return idle
 
     def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> Fit | None:
-        """Return the fit of a model on devices with what is free there; None: it is unknown."""
+        """Return the fit of a model on devices with what is free there; None: it is unknown.
+
+        It follows from the fit on idle devices by arithmetic. A model that does not fit into what is free is too tight;
+        the fit then says how much is missing.
+        """
         free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
         if free is None:
             return None
@@ -303,17 +334,21 @@ class FitTable:
             available_bytes=free,
             utilization=needed / free if free else float("inf"),
             speed=None,
-            shortfall=describe_shortfall(workload, self._options[model.mode], devices, needed, free),
+            shortfall=describe_shortfall(workload, self._options_by_mode[model.mode], devices, needed, free),
         )
 
     def _find_idle_fit(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
-        """Return the fit on devices that nothing else uses, with the measured speed if there is one; cached."""
+        """Return the fit on devices that nothing else uses, with the measured speed if there is one; cached.
+
+        With it goes the memory that the engine must find free when it starts, beyond what the model needs: some engines
+        claim a fixed share of a device.
+        """
         idle_devices = _as_idle(devices)
         fits = self._idle_fits.setdefault(idle_devices, {})
         cached = fits.get(model.key)
         if cached is not None:
             return cached
-        options = self._options[model.mode]
+        options = self._options_by_mode[model.mode]
         fit = assess_fit(workload, options, idle_devices, active_share=model.active_share)
         model_hash = model.hashes.get(workload.runtime)
         if fit is not None and fit.level != "too_tight" and model_hash is not None:
@@ -329,7 +364,10 @@ class FitTable:
 
 
 def _list_rows(model: KnownModel, position: int, speed: float) -> tuple[RankedFit, ...]:
-    """Return a row of a model for each level of fit; the one that does not fit has no speed."""
+    """Return a row of a model for each level of fit, by rank; the free memory of a machine later says which one holds.
+
+    The row for "too tight" has no speed.
+    """
     name = model.full_name
     return tuple(
         RankedFit(level, -speed if level < _TOO_TIGHT else 0.0, name, position) for level in range(len(FIT_LEVELS))
@@ -344,7 +382,9 @@ def _as_idle(devices: ServingDevices) -> ServingDevices:
 def assess_stated(
     workload: Workload | None, needed_bytes: int, devices: ServingDevices, speed: SpeedEstimate | None = None
 ) -> Fit | None:
-    """Return the fit of a replica whose memory is stated, on all its devices together; None: theirs is unknown.
+    """Return the fit of a replica whose memory is stated instead of estimated; None: that of the devices is unknown.
+
+    The stated memory is divided evenly among its devices, and each part is compared with what is free on each device.
 
     Args:
         workload: what the engine loads; None: no engine is known to take the model there.
@@ -359,7 +399,7 @@ def assess_stated(
     device_bytes = (needed_bytes + devices.device_count - 1) // devices.device_count  # rounded up
     refused = refuse_devices(workload, devices) if workload is not None else None
     level = grade_fit(mode, device_bytes, free) if refused is None else "too_tight"
-    shortfall = f"needs {size_text(device_bytes)}, {size_text(free)} free: short {size_text(device_bytes - free)}"
+    short_text = f"needs {size_text(device_bytes)}, {size_text(free)} free: short {size_text(device_bytes - free)}"
     return Fit(
         level=level,
         run_mode=mode,
@@ -367,6 +407,7 @@ def assess_stated(
         available_bytes=free,
         utilization=device_bytes / free if free else float("inf"),
         speed=speed if level != "too_tight" else None,
-        shortfall=(refused or shortfall) if level == "too_tight" else "",
+        shortfall=(refused or short_text) if level == "too_tight" else "",
+        # As if all memory of a device were free.
         level_if_idle=grade_fit(mode, device_bytes, max(free, devices.memory_bytes or 0)) if refused is None else level,
     )

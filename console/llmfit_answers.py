@@ -18,7 +18,11 @@ class _BestPlace(NamedTuple):
 def list_llmfit_models(
     snapshot: DensitySnapshot, table: FitTable, visible: Visibility, query: DensityQuery, page: Page, *, node: str = ""
 ) -> dict[str, Any]:
-    """Return the answer of /api/v1/models, the best fit first.
+    """Return the answer of /api/v1/models: a page of the matching models, each once, the best fit first.
+
+    1. Find the best node of each model: profiles stand for nodes that are alike, so their first node is named.
+    2. Sort the models by that fit, and cut out the page.
+    3. Compute the full row of those on the page.
 
     Args:
         snapshot: the cluster.
@@ -38,7 +42,7 @@ def list_llmfit_models(
                 continue
             place = _BestPlace(rank=(fit.level, fit.slowness), node=node or profile.names[0], profile=profile)
             previous = best.get(fit.position)
-            # Of equal ones, the first by name.
+            # Of nodes with an equal fit, the first by name.
             if previous is None or (place.rank, place.node) < (previous.rank, previous.node):
                 best[fit.position] = place
     ordered = sorted(best.items(), key=lambda entry: (entry[1].rank, snapshot.models[entry[0]].full_name))

@@ -25,7 +25,7 @@ _FAILURES: Final = {
 
 @functools.cache
 def build_document() -> Mapping[str, Any]:
-    """Return the document."""
+    """Return the OpenAPI document of all routes, with a JSON schema of each struct that they take or answer with."""
     types = [
         message_type
         for route in ROUTES
@@ -57,6 +57,10 @@ def build_document() -> Mapping[str, Any]:
 
 
 def _describe_route(route: ApiRoute, schemas: Mapping[type, Any]) -> dict[str, Any]:
+    """Return the OpenAPI operation of a route: parameters, body, answer, and the failures that all routes share.
+
+    `schemas` has, for each struct, the reference to its schema in the document.
+    """
     answer = schemas[route.answer_type] if route.answer_type is not None else {"type": "object"}
     described: dict[str, Any] = {
         "summary": route.summary,
@@ -84,6 +88,7 @@ def _describe_route(route: ApiRoute, schemas: Mapping[type, Any]) -> dict[str, A
 
 
 def _describe_parameter(parameter: ParameterSchema) -> dict[str, Any]:
+    """Return the parameter object of a query parameter."""
     return {
         "name": parameter.name,
         "in": "query",

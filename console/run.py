@@ -45,7 +45,13 @@ class ConsoleOptions(NamedTuple):
 
 
 async def run(client: Client, options: ConsoleOptions) -> None:
-    """Answer until cancelled; before the lists are in, with 503. Raises OSError: no port, or no certificate."""
+    """Serve the density API, and its health and metrics, until cancelled.
+
+    Requests are answered with 503 until the cluster was read once.
+
+    Raises:
+        OSError: a port cannot be opened, or the certificate cannot be read.
+    """
     view = ClusterView(options.vendors)
     service = DensityService(view)
     context = DensityContext(service, options.prices)
@@ -63,7 +69,7 @@ async def run(client: Client, options: ConsoleOptions) -> None:
             if tls is not None and options.tls is not None:
                 tasks.create_task(_renew_certificate(tls, options.tls))
             tasks.create_task(service.prepare())
-            await view.follow(client)
+            await view.follow(client)  # for ever: it keeps the view equal to the cluster
 
 
 def build_health(service: DensityService) -> AnswerServer:

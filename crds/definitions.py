@@ -63,7 +63,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         return self.struct.__name__
 
     def render(self) -> dict[str, Any]:
-        """Return the CustomResourceDefinition as it is applied."""
+        """Return the CustomResourceDefinition of this kind: names, scope, and its one version with the schema."""
         version: dict[str, Any] = {
             "name": VERSION,
             "served": True,
@@ -94,7 +94,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _render_schema(self) -> Schema:
-        """Return the schema of a whole object, with the rules of the kind."""
+        """Return the schema of a whole object of this kind: its spec, if it has one, its status, and its CEL rules."""
         has_spec = "spec" in self.struct.__struct_fields__
         spec = {"spec": field_schema(self.struct, "spec", defaults=True)} if has_spec else {}
         schema: Schema = {

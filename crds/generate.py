@@ -36,7 +36,10 @@ def _dump(definition: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Write the files, or name the stale ones and return 1."""
+    """Write the generated files, and delete those of kinds that exist no more; return 0.
+
+    With `--check` nothing is written: the files that would change are named, and the exit code is 1 if there are some.
+    """
     files = render_files()
     existing = {path for folder in (FOLDER, CHART) for path in folder.glob(f"{GROUP}_*.yaml")}
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]

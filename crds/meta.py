@@ -158,7 +158,7 @@ class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
 
 def without_defaults(struct: ApiStruct) -> dict[str, Any]:
-    """Return the fields that differ from their defaults, as JSON.
+    """Return the fields of a struct as JSON, without those that have their default or are empty (None, "" or []).
 
     msgspec's own `omit_defaults` compares numbers and strings by identity, so equal structs may look different to it.
     """

@@ -30,7 +30,10 @@ def parse_quantity(quantity: object) -> Decimal | None:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_text(text: str) -> Decimal | None:
-    """Return the value of a quantity: the same few stand in each report of each node."""
+    """Return the value of a quantity's text, or None; cached, since each report of each node has the same few.
+
+    A suffix is binary (Ki, Mi), an exponent (e3), or decimal (m, k, M).
+    """
     match = _QUANTITY.fullmatch(text)
     if not match:
         return None

@@ -21,12 +21,15 @@ _CONDITION_FIELDS: Final = frozenset(field.encode_name for field in structs.fiel
 
 def render_reference() -> str:
     """Return the document, in Markdown."""
-    listed: dict[str, str] = {}
-    return "\n".join([_HEAD, *(_render_kind(definition, listed) for definition in DEFINITIONS)])
+    first_rows: dict[str, str] = {}
+    return "\n".join([_HEAD, *(_render_kind(definition, first_rows) for definition in DEFINITIONS)])
 
 
-def _render_kind(definition: Definition, listed: dict[str, str]) -> str:
-    """Return the section of a kind: a table of the fields of spec and status, and its rules."""
+def _render_kind(definition: Definition, first_rows: dict[str, str]) -> str:
+    """Return the section of a kind: a table of the fields of spec and status, and its rules.
+
+    `first_rows` is for all kinds, as `_render_fields` keeps it: what was written for one kind is not repeated.
+    """
     (version,) = definition.render()["spec"]["versions"]
     schema: Schema = version["schema"]["openAPIV3Schema"]
     scope = "Cluster-scoped" if definition.cluster_scoped else "Namespaced"
@@ -39,7 +42,7 @@ def _render_kind(definition: Definition, listed: dict[str, str]) -> str:
     ]
     for part in (section for section in ("spec", "status") if section in schema["properties"]):
         lines += [f"### {definition.kind}: {part}", "", "| field | type | description |", "|---|---|---|"]
-        lines += _render_fields(schema["properties"][part], part, definition.kind, listed)
+        lines += _render_fields(schema["properties"][part], part, definition.kind, first_rows)
         lines.append("")
     rules = [f"* {rule}" for rule in _list_rules(schema)]
     lines += [f"### {definition.kind}: rules", "", *rules] if rules else []
@@ -49,8 +52,8 @@ def _render_kind(definition: Definition, listed: dict[str, str]) -> str:
 def _render_fields(schema: Schema, path: str, kind: str, first_rows: dict[str, str]) -> Iterator[str]:
     """Yield a row for each field of an object, each followed by those of the fields within it.
 
-    `first_rows` remembers the field at which each long description and each group of fields was written first: later
-    rows refer to it.
+    A long description, and a group of nested fields, is written once: `first_rows` has the path of the field at which
+    each of them was written first, by its text, and later rows refer to that path.
     """
     required = schema.get("required", ())
     for name, field_schema in schema.get("properties", {}).items():
@@ -60,6 +63,7 @@ def _render_fields(schema: Schema, path: str, kind: str, first_rows: dict[str, s
         if fields.keys() == _CONDITION_FIELDS:  # metav1.Condition is Kubernetes' own
             fields = {}
         full_path, text = f"{kind} {field_path}", field_schema.get("description", "")
+        # The path of the first row with these fields or this text: this row itself, if there was none before.
         row_of_fields = first_rows.setdefault(json.dumps(fields), full_path) if len(fields) > 1 else full_path
         row_of_text = first_rows.setdefault(text, full_path) if len(text) > _LONG_DESCRIPTION else full_path
         shown = text.replace("|", "\\|").replace("\n", " ") if row_of_text == full_path else f"As `{row_of_text}`."
@@ -73,7 +77,10 @@ def _render_fields(schema: Schema, path: str, kind: str, first_rows: dict[str, s
 
 
 def _render_type(schema: Schema) -> str:
-    """Return the type of a field in words, with its bounds."""
+    """Return the type of a field in words, such as `list of string`, with its bounds.
+
+    Left out are a minimum of 0, and a maximum that is only the largest number that the type can hold.
+    """
     if schema.get("x-kubernetes-int-or-string"):
         return "quantity"
     if "enum" in schema:

@@ -33,7 +33,10 @@ def field_schema(struct: type[msgspec.Struct], name: str, *, defaults: bool) -> 
 
 
 def _render_field(struct: type[msgspec.Struct], field: inspect.Field, *, defaults: bool) -> Schema:
-    """Return the schema of a field with what its annotation has: a text, which describes it, and further keywords."""
+    """Return the schema of a field, with the notes in its annotation: `Annotated[int, "The port.", {"minimum": 1}]`.
+
+    A text among the notes is the description of the field; a dict has further keywords of the schema.
+    """
     schema = _render_type(field.type, defaults=defaults)
     hint = get_type_hints(struct, include_extras=True)[field.name]
     for note in getattr(hint, "__metadata__", ()):
@@ -51,7 +54,10 @@ def _merge_keywords(schema: Schema, keywords: Schema) -> Schema:
 
 
 def _render_struct(info: inspect.StructType, *, defaults: bool) -> Schema:
-    """Return the schema of a struct. Raises TypeError for a field without a description."""
+    """Return the schema of a struct as an object, with its fields, and with their defaults if `defaults` is True.
+
+    Raises TypeError for a field without a description, or of a type that a CRD cannot express.
+    """
     properties: Schema = {}
     for field in info.fields:
         schema = _render_field(info.cls, field, defaults=defaults)
@@ -77,7 +83,10 @@ def _render_struct(info: inspect.StructType, *, defaults: bool) -> Schema:
 
 
 def _find_default(field: inspect.Field, schema: Schema) -> object:
-    """Return the default that the API server fills in; None if it is missing, or empty, which equals absence."""
+    """Return the default that the API server fills in for an absent field; None: it fills in nothing.
+
+    An empty default means the same as an absent field, so it is not filled in.
+    """
     value = field.default
     if value is msgspec.NODEFAULT or value in (None, "", []):
         return None

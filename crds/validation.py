@@ -48,7 +48,7 @@ _IN_BODY: Final = {
     "pattern": "should match '{}'",
 }
 """The API server's messages, by keyword of JSON Schema; the braces stand for the keyword's value."""
-_BLOCKING: Final = frozenset(
+_STRUCTURAL_KEYWORDS: Final = frozenset(
     {"anyOf", "enum", "format", "maxItems", "maxLength", "maxProperties", "required", "type", "unknown"}
 )
 """Keywords whose violation keeps the API server from evaluating rules, since those may rely on the structure."""
@@ -84,7 +84,13 @@ def with_defaults(manifest: Manifest) -> Manifest:
 
 
 def problems(manifest: Manifest) -> list[SchemaViolation]:
-    """Return all problems of a manifest of one of `kinds()`; none when the API server would accept it."""
+    """Return all problems of a manifest of one of `kinds()`; none if the API server would accept it.
+
+    1. Check what Kubernetes checks in every object. If that fails, the rest is not checked.
+    2. Fill in the defaults, and check the whole against the schema of the kind.
+    3. If the structure is wrong, leave out the violated CEL rules: they may rely on the structure, and the API server
+       does not evaluate them then.
+    """
     violations = [*_check_envelope(manifest)]
     if violations:
         return violations
@@ -92,13 +98,13 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
     spec: Manifest = {"spec": {}} if "spec" in _schema(manifest["kind"])["properties"] else {}
     whole = {"metadata": manifest["metadata"], **with_defaults({**spec, **manifest})}
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda error: [*map(str, error.absolute_path)])
-    if any(error.validator in _BLOCKING for error in errors):
+    if any(error.validator in _STRUCTURAL_KEYWORDS for error in errors):
         errors = [error for error in errors if error.validator != "x-kubernetes-validations"]
     return [SchemaViolation(_find_path(error), _render_message(error)) for error in errors]
 
 
 def _check_envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
-    """Check the fields that Kubernetes itself checks in every object."""
+    """Yield the violations in the fields that every object has: its version, unknown fields, name and namespace."""
     if manifest.get("apiVersion") != API_VERSION:
         yield SchemaViolation(
             ("apiVersion",), f"Invalid value: {_quote(manifest.get('apiVersion'))}: use {API_VERSION}"
@@ -127,7 +133,10 @@ def _schema(kind: str) -> Schema:
 
 @cache
 def _validator(kind: str) -> Draft202012Validator:
-    """Return the validator of a kind, with the checks that JSON Schema lacks."""
+    """Return the validator of a kind: that of JSON Schema, with the keywords that Kubernetes adds or reads differently.
+
+    Those are unknown fields, RE2 patterns, the distinct keys of a list, and CEL rules; integers have 64 bits at most.
+    """
     formats = FormatChecker(formats=())
     formats.checks("int64")(lambda value: not isinstance(value, int) or -(1 << 63) <= value < 1 << 63)
     keywords = {
@@ -141,7 +150,10 @@ def _validator(kind: str) -> Draft202012Validator:
 
 
 def _fill_defaults(value: Any, schema: Schema) -> Any:
-    """Return the value with the schema's defaults and without nulls, which YAML reads from a key without a value."""
+    """Return a value with the defaults of its schema filled in, at every depth, as the API server does.
+
+    Nulls, which YAML reads from a key without a value, are removed before. A mapping is changed in place.
+    """
     if isinstance(value, list) and "items" in schema:
         return [_fill_defaults(entry, schema["items"]) for entry in value]
     if not isinstance(value, dict):
@@ -159,7 +171,10 @@ def _fill_defaults(value: Any, schema: Schema) -> Any:
 
 
 def _check_properties(validator: Any, properties: Mapping[str, Schema], value: Any, schema: Schema) -> Errors:
-    """Check `properties` as JSON Schema does, and refuse unknown fields, as the API server does for kubectl."""
+    """Check the fields of an object as JSON Schema does, and refuse unknown ones, as the API server does for kubectl.
+
+    A map, which has `additionalProperties`, and an object whose schema lists no fields may have any.
+    """
     if not isinstance(value, dict):
         return
     for name in value.keys() - properties.keys():
@@ -184,25 +199,32 @@ def _check_distinct(_validator: Any, keys: list[str], value: Any, _schema: Schem
         key: list[object] = [entry.get(name) for name in keys] if isinstance(entry, dict) else [number]
         if key in earlier_keys:
             shown = json.dumps(dict(zip(keys, key, strict=True)))
+            # Messages of "unknown" are shown as they are.
             yield ValidationError(f"Duplicate value: {shown}", validator="unknown", path=[number])
         earlier_keys.append(key)
 
 
 def _check_pattern(_validator: Any, pattern: str, value: Any, schema: Schema) -> Errors:
-    """Match as RE2 does, whose `$` matches only the very end; a text that is too long is refused for that alone."""
+    """Check a text against a pattern as Go's RE2 does, whose `$` matches only the very end, unlike Python's.
+
+    A text that is too long is not matched: its length is a problem already.
+    """
     if (
         isinstance(value, str)
         and len(value) <= schema.get("maxLength", len(value))
         and not _evaluate("value.matches(pattern)", value=value, pattern=pattern)
     ):
-        yield ValidationError("")
+        yield ValidationError("")  # `_render_message` writes the message
 
 
 def _check_rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Schema) -> Errors:
-    """Evaluate CEL rules with the value as `self`; a rule that cannot be evaluated fails, as on the API server."""
+    """Yield the message of each CEL rule that does not hold for the value, which the rule calls `self`.
+
+    A rule that cannot be evaluated counts as violated, as on the API server.
+    """
     for rule in rules:
         if "oldSelf" in rule["rule"]:
-            continue
+            continue  # the rule is about an edit, and compares with the object before it
         try:
             holds = _evaluate(rule["rule"], self=value) is True
         except (ValueError, TypeError, RuntimeError, LookupError) as error:
@@ -220,7 +242,11 @@ def _evaluate(expression: str, /, **variables: object) -> object:
 
 
 def _find_path(error: ValidationError) -> Path:
-    """Return the path of the field at fault; that of a missing field ends with its name."""
+    """Return the path of the field at fault.
+
+    For a required field that is missing, the library states the path of its parent, and the name in the message only:
+    the name is appended.
+    """
     path = tuple(error.absolute_path)
     missing = error.validator == "required" and isinstance(error.instance, dict)
     if not missing:
@@ -229,7 +255,7 @@ def _find_path(error: ValidationError) -> Path:
 
 
 def _render_message(error: ValidationError) -> str:
-    """Return the API server's message."""
+    """Return the message with which the API server would report this error; it depends on the violated keyword."""
     value, limit = _quote(error.instance), error.validator_value
     match error.validator:
         case "required":

@@ -23,7 +23,10 @@ class StrictLoader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return a mapping, whose fields have different names."""
+        """Return a mapping as a dict; a repeated name, or one that is no scalar, is an error.
+
+        PyYAML itself takes the last of several values. A merge key (`<<`) may be repeated.
+        """
         lines: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -44,7 +47,10 @@ StrictLoader.yaml_implicit_resolvers = {
 
 
 def find_line(node: yaml.Node, path: Iterable[str | int]) -> int:
-    """Return the line of a field or item, counted from 1, or of its nearest parent that the document has."""
+    """Return the line of the field or item at `path` below `node`, counted from 1.
+
+    If the document does not have it, such as a required field that is missing, it is the line of its nearest parent.
+    """
     mark = node.start_mark
     for step in path:
         if isinstance(node, yaml.MappingNode):

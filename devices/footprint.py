@@ -37,7 +37,10 @@ def footprint_bytes(pid: int) -> int | None:
 
 
 def footprint(pid: int) -> Footprint | None:
-    """Measure as `footprint_bytes` does, and the part of the memory that cannot be reclaimed."""
+    """Measure the memory of process `pid` and its descendants; None if it does not run or cannot be measured.
+
+    The part of it that cannot be reclaimed is measured, too. Descendants that end meanwhile are left out.
+    """
     own = _measure_process(pid)
     if own is None:
         return None
@@ -79,7 +82,8 @@ def _measure_process(pid: int) -> Footprint | None:
     """Measure one process without its descendants; None if it does not run."""
     if sys.platform == "darwin":
         measured = libsystem.footprint_bytes(pid)
-        return None if measured is None else Footprint(measured, measured)
+        # The footprint of macOS counts no pages of files, so that nothing of it can be reclaimed.
+        return None if measured is None else Footprint(bytes=measured, unavailable_bytes=measured)
     try:
         return parse_statm((_PROC / str(pid) / "statm").read_text())
     except OSError:

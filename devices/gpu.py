@@ -29,8 +29,8 @@ def read() -> Gpu:
 def parse(text: str) -> Gpu:
     """Parse the output of ioreg: one property a line; an incomplete line is ignored.
 
-    The statistics are one dictionary in one line. Other properties repeat their names (such as a legend of 40 KB), and
-    the key of the driver's own memory begins with the key of all memory.
+    Memory and utilization are in the property PerformanceStatistics, a dictionary in one line. Only this line is
+    searched, for whole keys: other properties have the same keys, and "In use system memory (driver)" is another value.
     """
     statistics = re.search(r'^[\s|]*"PerformanceStatistics" = \{(.*)\}\n', text, re.MULTILINE)
     values = dict(re.findall(r'"([^"]+)"=([0-9]+)(?=,|$)', statistics[1] if statistics else ""))

@@ -50,7 +50,10 @@ def state() -> HostState:
 
 
 def machine_id() -> str | None:
-    """Return what tells this machine from its copies: the hardware's UUID on macOS, /etc/machine-id on Linux."""
+    """Return an id of this machine that a copy of its disk does not share; None if it cannot be read.
+
+    On macOS it is the UUID of the hardware, on Linux /etc/machine-id, which whoever clones a machine has to renew.
+    """
     if sys.platform == "darwin":
         return libsystem.host_uuid()
     try:

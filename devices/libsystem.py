@@ -117,9 +117,10 @@ def parse_start(rusage: bytes) -> int | None:
 
 
 def memory_use() -> MemoryUse | None:
-    """Read the memory in use on the whole host, by host_statistics64."""
+    """Read the memory in use on the whole host from the Mach kernel (host_statistics64); None if that fails."""
     library = _library()
     buffer = ctypes.create_string_buffer(_VM_STATISTICS.size)
+    # In: the size of the buffer, in 32-bit integers; out: the part of it that the kernel has filled.
     count = ctypes.c_uint32(_VM_STATISTICS.size // _INT_BYTES)
     failed = library.host_statistics64(_host_port(), ctypes.c_int(_HOST_VM_INFO64), buffer, ctypes.byref(count))
     filled_bytes = count.value * _INT_BYTES

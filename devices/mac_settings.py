@@ -41,7 +41,10 @@ def read() -> MacSettings:
 
 
 def is_quarantined(path: str) -> bool:
-    """Return whether a file came from a browser and was not opened by its owner: macOS refuses to run it."""
+    """Return True if macOS refuses to run a file because it came from a browser and was not opened by its owner yet.
+
+    The browser has marked it with an attribute that begins with hexadecimal flags. A mark that cannot be read counts.
+    """
     flags = output_or_empty(*QUARANTINE, path).strip().partition(";")[0]
     try:
         return bool(flags) and not int(flags, 16) & _APPROVED

@@ -31,7 +31,11 @@ DISPLAYS: Final = ("/usr/sbin/system_profiler", "SPDisplaysDataType", "-json")
 
 
 def read() -> HostFacts:
-    """Read the facts of this machine."""
+    """Read the facts of this Mac, by its tools and by Metal; a fact that could not be read is None.
+
+    The memory for models is Metal's working set, the most that the GPU may use; it is estimated if Metal does not
+    answer. It follows the limit of wired memory if the owner has set one.
+    """
     values = parse_sysctl(output_or_empty(*SYSCTL))
     version = output_or_empty(*VERSION).strip()
     memory_bytes = parse_positive(values.get("hw.memsize"))

@@ -33,7 +33,7 @@ def read() -> Metal:
 
 
 def parse(text: str) -> Metal:
-    """Parse the output of this module."""
+    """Parse the JSON that this module prints as a program; all facts are None if it printed something else."""
     try:
         return msgspec.json.decode(text, type=Metal)
     except (msgspec.DecodeError, UnicodeError):
@@ -44,7 +44,8 @@ class MetalDevice:
     """Metal's default device, in this process. Raises OSError when Metal is not installed, or has no device."""
 
     def __init__(self) -> None:
-        ctypes.CDLL(_CORE_GRAPHICS)
+        """Load the libraries, and get the device from Metal."""
+        ctypes.CDLL(_CORE_GRAPHICS)  # only has to be loaded: without it Metal returns no device
         metal, self._objc = ctypes.CDLL(_METAL), ctypes.CDLL(_OBJC)
         metal.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
         self._objc.sel_registerName.restype = ctypes.c_void_p
@@ -59,7 +60,10 @@ class MetalDevice:
         return Metal(name=name.decode(errors="replace") if name else None, working_set_bytes=working_set_bytes)
 
     def hold(self, size_bytes: int) -> None:
-        """Fill a buffer that the GPU shares, and keep it until this process ends. Raises OSError."""
+        """Take memory of the GPU: allocate a buffer of this size, and keep it until this process ends.
+
+        Each byte is written, since a page that was never written takes no memory. Raises OSError.
+        """
         options = ctypes.c_ulong(0)  # MTLResourceStorageModeShared
         size = ctypes.c_ulong(size_bytes)
         buffer = self._send(self._device, "newBufferWithLength:options:", ctypes.c_void_p, size, options)

@@ -24,7 +24,9 @@ _MOST_BYTES: Final = 65536
 
 @contextlib.contextmanager
 def watch_network() -> Iterator[asyncio.Event]:
-    """Yield an event that each change sets, while the context lasts. Needs a running event loop.
+    """Yield an event that is set by each change of a link, address or route of this machine, while the context lasts.
+
+    The caller clears it. Needs a running event loop.
 
     Raises:
         OSError: the system has no such socket, or refuses it.
@@ -59,7 +61,7 @@ def is_change(message: bytes) -> bool:
 
 
 def _listen() -> socket.socket:
-    """Open the kernel's socket that reports changes. Raises OSError."""
+    """Open a socket on which the kernel reports changes of links, addresses and routes. Raises OSError."""
     if sys.platform != "linux":
         return socket.socket(_AF_ROUTE, socket.SOCK_RAW, 0)
     kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE)

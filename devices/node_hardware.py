@@ -47,7 +47,9 @@ class HardwareReading(NamedTuple):
 
 
 def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -> HardwareReading:
-    """Read the hardware of this node now. Blocks for the time limit of a vendor's tool at most.
+    """Read the hardware of this node now: processor, memory and disk, and the accelerator devices of one vendor.
+
+    Blocks until the vendors' tools have answered, each of which has a time limit.
 
     Args:
         labels: labels of the Node, by which other labellers state devices.
@@ -74,7 +76,12 @@ def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -
 def choose_reading(
     readings: Sequence[VendorReading], labelled: VendorReading | None, bus: Sequence[PciDevice]
 ) -> VendorReading:
-    """Return the devices to report, with the problems of all probes.
+    """Return the devices to report, those of one vendor, with the problems of all probes.
+
+    1. Devices that a probe has found come first; those that labels state count if no probe has found any.
+    2. Problems are the failures of probes, devices on the PCI bus of a vendor that no reading is about, and devices of
+       further vendors, which are left out.
+    3. Without any device, the node computes on its processor. Devices beyond the limit are left out.
 
     Args:
         readings: the readings of the vendors' probes, the preferred vendor first.
@@ -86,9 +93,9 @@ def choose_reading(
         # Labels are all that most nodes without the vendor's runtime class have: nothing has failed there.
         with_devices, readings = [labelled], [*readings, labelled]
     problems = [problem for reading in readings for problem in _explain_failures(reading)]
-    answered = {reading.vendor for reading in readings}
-    on_bus = dict.fromkeys(vendor for device in bus if (vendor := _find_vendor(device)))
-    problems += [_explain_missing_tool(vendor) for vendor in on_bus if vendor not in answered]
+    answered_vendors = {reading.vendor for reading in readings}
+    vendors_on_bus = dict.fromkeys(vendor for device in bus if (vendor := _find_vendor(device)))
+    problems += [_explain_missing_tool(vendor) for vendor in vendors_on_bus if vendor not in answered_vendors]
     if not with_devices:
         return VendorReading("cpu", "proc", problems=tuple(problems))
     problems += (
@@ -104,7 +111,7 @@ def choose_reading(
 
 
 def share_memory(devices: Sequence[NodeDevice], machine: NodeFitnessStatus) -> list[NodeDevice]:
-    """Return the devices with the memory of the machine, in which they compute."""
+    """Return the devices; one without memory of its own gets the memory of the machine, in which it computes."""
     return [
         replace(device, memory_bytes=machine.memory_bytes, free_bytes=machine.available_bytes)
         if device.memory_bytes is None
@@ -123,7 +130,7 @@ def _explain_failures(reading: VendorReading) -> list[str]:
 
 
 def _find_vendor(device: PciDevice) -> NodeVendor | None:
-    """Return the vendor of a device that the node has for models; None for integrated GPUs and others."""
+    """Return the vendor of a PCI device on which models can run; None for integrated GPUs and all others."""
     if device.vendor_id == "10de":
         return "nvidia"
     if device.vendor_id == "1da3":

@@ -14,9 +14,10 @@ _PRODUCT: Final = re.compile(r"(?P<name>.*?)(-MIG-(?P<partition>.+?))?(-SHARED)?
 
 
 def read_device_mib(accelerator: str, vendor: Vendor, labels: Mapping[str, str]) -> int | None:
-    """Return the memory of each device of a node by its labels, in MiB; None if they do not tell it.
+    """Return the memory of each device of a node by its labels, in MiB; None if they do not state it.
 
-    Without a label for the memory, that of the product tells it, if the product is listed.
+    The value of the vendor's memory label is a number of MiB, or one of the texts that `memory_values` lists, such as
+    64G. Without this label, the memory is that of the product, if the table of products lists it.
     """
     value = labels.get(vendor.memory_label or "", "")
     if not value:
@@ -63,11 +64,13 @@ class DeviceShare(NamedTuple):
 def read_share(accelerator: str, vendor: Vendor, labels: Mapping[str, str]) -> DeviceShare | None:
     """Return how pods share the devices of a node by its labels; None: each device is for one pod.
 
-    Without the label that states the number of pods, `memory_mib` is 0, since a share may be of any size.
+    Devices are shared if a label names a strategy of sharing, such as time-slicing, or states several pods for each
+    device. Without that number, `memory_mib` is 0, since a share may be of any size.
     """
     strategy, replicas = labels.get(vendor.shared_label or "", ""), labels.get(vendor.replicas_label or "", "")
     pods = int(replicas) if replicas.isascii() and replicas.isdecimal() else 0
-    if strategy not in vendor.shared_values and pods <= 1:
+    is_shared = strategy in vendor.shared_values or pods > 1
+    if not is_shared:
         return None
     memory_mib = read_device_mib(accelerator, vendor, labels) if pods else None
     return DeviceShare(memory_mib=memory_mib or 0, pods=max(1, pods), is_limited=strategy in vendor.limited_values)

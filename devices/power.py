@@ -39,13 +39,14 @@ def parse_pmset(text: str) -> Power:
 
 
 def _read_battery() -> Power:
-    """Read the battery of a Linux host."""
+    """Read the source and the battery of a Linux host; both are None without a battery."""
     try:
         battery = psutil.sensors_battery()
     except (OSError, ValueError):
         battery = None
     if battery is None:
         return Power()
+    # psutil's third value, None, is an unknown source.
     source: PowerSource | None = {True: "ac", False: "battery"}.get(battery.power_plugged)  # type: ignore[assignment]
     return Power(source, _check_percent(int(battery.percent)))
 

@@ -54,7 +54,14 @@ def kernel_level(number: int | None) -> PressureLevel | None:
 def derived_level(
     some_percent: float | None, full_percent: float | None, available_bytes: int | None, memory_bytes: int | None
 ) -> PressureLevel | None:
-    """Derive Linux's level: the worse of the levels by waiting and by available memory; None if neither is known."""
+    """Derive Linux's level: the worse of the levels by waiting and by available memory; None if neither is known.
+
+    Args:
+        some_percent: share of the last 10 s in which some task waited for memory (PSI); None: unknown.
+        full_percent: the share in which all tasks waited at once; None: unknown.
+        available_bytes: memory that programs could still get; None: unknown.
+        memory_bytes: all memory of the host; None: unknown.
+    """
     if some_percent is None and full_percent is None and (available_bytes is None or memory_bytes is None):
         return None
     waiting_all, waiting_some = full_percent or 0, some_percent or 0
@@ -77,7 +84,7 @@ def available_bytes(memory_bytes: int | None, use: libsystem.MemoryUse | None) -
 
 
 def _read_macos() -> PressureReading:
-    """Read the pressure of a Mac."""
+    """Read the pressure of a Mac: the level is the kernel's own."""
     try:
         memory: int | None = psutil.virtual_memory().total or None
     except (OSError, RuntimeError):
@@ -94,7 +101,7 @@ def _read_macos() -> PressureReading:
 
 
 def _read_linux(folder: Path = Path("/proc")) -> PressureReading:
-    """Read the pressure of a Linux host."""
+    """Read the pressure of a Linux host: from the times that tasks wait for memory (PSI), and from /proc/meminfo."""
     waiting = proc.parse_pressure(proc.read_limited(folder / "pressure" / "memory"))
     memory = proc.parse_meminfo(proc.read_limited(folder / "meminfo"))
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")

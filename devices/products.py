@@ -25,7 +25,11 @@ _LABEL_GIB: Final = re.compile(r"\d+g[bi]?b?", re.IGNORECASE)
 def find_product(vendor: str, text: str, memory_mib: int | None = None) -> Product | None:
     """Return the product of `vendor` that a label, a device id or a person names; None if it is not listed.
 
-    Memory and speed of a partition are not those of the product, so they are unknown.
+    1. A text that is a device id, such as 74a1, names the product with this id.
+    2. Otherwise all words of the product's name must be in the text, and none that makes another product of it, such as
+       laptop. Of several such products, the one with the most words is meant; the memory of the device is a word, too,
+       if the text has none, such as 80gb.
+    3. A text that names a partition of a product gets the product without memory and speed, which are unknown for it.
 
     Args:
         vendor: its name in `devices/vendors.py`.
@@ -39,7 +43,7 @@ def find_product(vendor: str, text: str, memory_mib: int | None = None) -> Produ
     listed = PRODUCTS.get(vendor, ())
     match = next((product for product in listed if text.strip().lower().removeprefix("0x") in product.ids), None)
     if match is None:
-        # Of two names that are in the text, the one with more words says more: A100-80GB, not A100.
+        # A100-80GB has both names A100 and A100-80GB in it: the longer one says more.
         named = [product for product in listed if _names_product(words, _split_words(product.name))]
         match = max(named, key=_rank_name, default=None)
     if match and _PARTITION.search(text):

@@ -8,7 +8,7 @@ from devices import libsystem, tools
 
 _MANAGER_SECONDS: Final = 2.0
 """Time for systemd to answer; at a shutdown it is busy, and the agent has to end in time."""
-_OF_USER_MANAGER: Final = "MANAGERPID"
+_USER_MANAGER_VARIABLE: Final = "MANAGERPID"
 """Environment variable that the systemd of a user gives to its units."""
 
 
@@ -26,9 +26,12 @@ def is_stopping(manager_state: str) -> bool:
 
 
 def _read_manager_state(systemctl: str) -> str:
-    """Return what systemd says of its state, or ""."""
-    # The systemd of a user ends with the user's last login, too, and ends the engines with it.
-    user_option = ("--user",) if os.environ.get(_OF_USER_MANAGER) else ()
+    """Return the state of the systemd that runs this process, such as `running` or `stopping`; "" if it fails.
+
+    That is the systemd of the user if it has started this process: it stops at the user's last logout, too, and ends
+    the engines then.
+    """
+    user_option = ("--user",) if os.environ.get(_USER_MANAGER_VARIABLE) else ()
     # `is-system-running` itself fails with every state but `running`.
     argv = (systemctl, *user_option, "show", "--property=SystemState", "--value")
     try:

@@ -14,7 +14,7 @@ ThermalLevel = Literal["nominal", "moderate", "heavy", "trapping", "sleeping"]
 COMMAND: Final = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
 """`pmset -g therm` has no level on Apple Silicon, and powermetrics needs root."""
 _LEVELS: Final[tuple[ThermalLevel, ...]] = ("nominal", "moderate", "heavy", "trapping", "sleeping")
-_TRIPS: Final[dict[str, ThermalLevel]] = {"passive": "moderate", "hot": "heavy", "critical": "trapping"}
+_LEVEL_OF_TRIP_TYPE: Final[dict[str, ThermalLevel]] = {"passive": "moderate", "hot": "heavy", "critical": "trapping"}
 """Linux's trip points: from passive on the kernel throttles, at hot it warns, at critical it shuts down."""
 _COLDEST_MILLIDEGREES: Final = 1000
 """Firmware states 0 or below for an unused trip point."""
@@ -32,16 +32,21 @@ def parse_notifyutil(text: str) -> ThermalLevel | None:
 
 
 def _read_zones(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None:
-    """Return the worst level of all zones; None if no zone has both a temperature and a trip point."""
+    """Return the worst level of all thermal zones of Linux; None if no zone has both a temperature and a trip point.
+
+    A zone has a sensor and trip points: temperatures from which on the kernel does something. The level of a zone is
+    that of the worst trip point that it has reached, or nominal.
+    """
     worst_index: int | None = None
     for zone in sorted(zones.glob("thermal_zone*")):
         temperature = _read_millidegrees(zone / "temp")
         for path in zone.glob("trip_point_*_temp"):
-            level = _TRIPS.get(proc.read_limited(path.with_name(path.name.replace("_temp", "_type"))).strip())
+            trip_type = proc.read_limited(path.with_name(path.name.replace("_temp", "_type"))).strip()
+            level = _LEVEL_OF_TRIP_TYPE.get(trip_type)
             trip_point = _read_millidegrees(path)
             if temperature is None or level is None or trip_point is None or trip_point < _COLDEST_MILLIDEGREES:
                 continue
-            index = _LEVELS.index(level) if temperature >= trip_point else 0
+            index = _LEVELS.index(level) if temperature >= trip_point else 0  # 0: nominal
             worst_index = index if worst_index is None else max(worst_index, index)
     return None if worst_index is None else _LEVELS[worst_index]
 

@@ -18,7 +18,7 @@ from crds.serving import RuntimeName
 from crds.yaml_reader import StrictLoader, find_line
 from devices.vendors import VENDORS, Vendor, Vendors, explain_device_variable
 
-_MERGED: Final = ("images", "environment", "memoryValues")
+_FIELDS_MERGED_BY_KEY: Final = ("images", "environment", "memoryValues")
 _PATH_STEP: Final = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]")
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 _VARIABLE: Final = re.compile(r"[-_A-Za-z][-._A-Za-z0-9]*")
@@ -79,7 +79,11 @@ def parse_vendors(text: str, engines: Collection[RuntimeName]) -> Vendors:
 
 
 def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> VendorProblem | None:
-    """Return the first field that no accelerator may have, built-in ones included, or None."""
+    """Return the first field with a value that no accelerator may have, or None: in the file or in the built-in table.
+
+    Refused are images for engines that do not run in pods, a resource that is a pattern, variables that choose devices,
+    and tolerations of taints that are not the vendor's own.
+    """
     for engine in vendor.images:
         if engine not in engines:
             message = f"images names {engine}, which is no engine in pods: use one of {', '.join(engines)}"
@@ -104,7 +108,10 @@ def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> Ven
 
 
 def _refuse_toleration(toleration: Toleration) -> str | None:
-    """Return why pods on devices may not tolerate a taint, with the way out, or None."""
+    """Return why the pods of a vendor may not have a toleration, with the way out; None if they may.
+
+    They would run on nodes of another role, or on nodes and devices that are unhealthy.
+    """
     key = toleration.key
     if not key:
         return "has no key, so it tolerates every taint: state the key of the vendor's own taint"
@@ -119,7 +126,13 @@ def _refuse_toleration(toleration: Toleration) -> str | None:
 
 
 def _build_vendor(root: yaml.Node, name: object, fields: object) -> Vendor:
-    """Return an entry of the file, merged into the built-in one of its name. Raises VendorFileError."""
+    """Return an entry of the file, merged into the built-in entry of the same name, if there is one.
+
+    A field of the file replaces the built-in one, except those that are merged key by key.
+
+    Raises:
+        VendorFileError: the name or a field is not valid, or the accelerator is not one of pods.
+    """
     line = find_line(root, [str(name)])
     if not isinstance(name, str) or not re.fullmatch(LABEL_PATTERN, name):
         raise VendorFileError(f"line {line}: {name!r} is no name: use lower-case letters, digits and '-'")
@@ -130,7 +143,7 @@ def _build_vendor(root: yaml.Node, name: object, fields: object) -> Vendor:
         raise VendorFileError(f"line {line}: {name} must have fields, such as resource: example.com/npu")
     merged: dict[str, Any] = msgspec.to_builtins(existing or Vendor())
     for field, value in fields.items():
-        is_merged = field in _MERGED and isinstance(value, dict)
+        is_merged = field in _FIELDS_MERGED_BY_KEY and isinstance(value, dict)
         merged[field] = {**merged[field], **value} if is_merged else value
     try:
         vendor = msgspec.convert(merged, Vendor)
@@ -143,7 +156,10 @@ def _build_vendor(root: yaml.Node, name: object, fields: object) -> Vendor:
 
 
 def _list_steps(error: str) -> list[str]:
-    """Return the path in a message of msgspec, such as `$.exporter.port`, with the field that is unknown."""
+    """Return the steps of the path that ends a message of msgspec: exporter and port of "... at `$.exporter.port`".
+
+    If the error is an unknown field, its name is the last step, which msgspec's path does not have.
+    """
     path = error.rpartition("at `$")[2] if "at `$" in error else ""
     steps = [name or index for name, index in _PATH_STEP.findall(path)]
     unknown = _UNKNOWN.search(error)

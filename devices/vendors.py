@@ -136,7 +136,11 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
         return self.resource is not None or not self.in_pods
 
     def offers(self, resource: str) -> bool:
-        """Return whether devices of this vendor are counted by this resource."""
+        """Return True if devices of this vendor are counted by this resource.
+
+        It is the vendor's own or a further resource, which may be a pattern that ends in `*`, or the name by which the
+        queue counts devices that a claim selects (Dynamic Resource Allocation): it begins with that of the driver.
+        """
         if resource == self.resource:
             return True
         if resource.endswith(CLAIMED):

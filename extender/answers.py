@@ -27,7 +27,7 @@ _OK: Final = 200
 _BAD_REQUEST: Final = 400
 
 FindBoard = Callable[[PodFacts], ScoreBoard | None]
-"""Returns the score board of the model of a pod; None: the model is not known."""
+"""Returns the score board of a pod: the score of each node for its model; None: the model is not known."""
 
 
 class Answers:
@@ -47,24 +47,30 @@ class Answers:
         metrics: ExtenderMetrics,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Keep what answers need; the neutral score is the one that all nodes get if a model is not known."""
         self._find_board = find_board
         self._neutral_score = neutral_score(weights)
         self._metrics = metrics
         self._clock = clock
 
     def answer(self, verb: Verb, body: bytes | bytearray) -> WholeAnswer:
-        """Answer a request whose body is there."""
+        """Return the answer to a request that was received whole, and count it with its duration."""
         began = self._clock()
         answer, outcome = self._answer(verb, body)
         self._metrics.count_request(verb, outcome, self._clock() - began)
         return answer
 
     def _answer(self, verb: Verb, body: bytes | bytearray) -> tuple[WholeAnswer, Outcome]:
-        """Return the answer to a verb, and the outcome for the metrics."""
+        """Return the answer to the scheduler's verb, filter or prioritize, and the outcome for the metrics.
+
+        1. A body that cannot be decoded is refused: there are no node names to answer for.
+        2. Find the score board of the pod's model. If the model is not known, or this code fails, there is none.
+        3. Answer from the board. Without one, filter rejects no node, and prioritize gives all the neutral score.
+        """
         try:
             args = decode_args(body)
         except UndecodableArgsError as error:
-            # A HostPriorityList has no place for an error.
+            # The answer to filter has a field for an error; that to prioritize has none, so it is an HTTP error.
             if verb == "filter":
                 return WholeAnswer(_OK, encode_filter_error(f"pomona extender: {error}"), JSON), "refused"
             return WholeAnswer(_BAD_REQUEST, f"{error}\n".encode()), "refused"
@@ -85,7 +91,11 @@ class Answers:
         return encode_priorities(map(board.pieces.__getitem__, args.names))
 
     def _render_filter(self, args: ExtenderArgs, board: ScoreBoard | None) -> bytes:
-        """Return the candidates without those that the board rejects, which are counted."""
+        """Return the candidate nodes, without those on which the board says that the pod cannot run.
+
+        Such a node is "failed" if it may fit later, and "unresolvable" if it never will, so that the scheduler does not
+        preempt pods there. Both are counted.
+        """
         if board is None or not (board.failed or board.unresolvable):
             return encode_filter_result(args)
         failed = {name: board.failed[name] for name in args.names if name in board.failed}

@@ -24,6 +24,7 @@ class ExtenderMetrics:
     """The metrics of one process."""
 
     def __init__(self, table: SpeedTable) -> None:
+        """Register all metrics on a registry of their own; the gauges read `table` whenever they are rendered."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._requests = Counter(

@@ -36,11 +36,15 @@ KINDS: Final = (MEASUREMENTS, *map(Selection, (NODES, NODE_FITNESSES, INFERENCE_
 
 
 def open_view(vendors: Vendors, annotation_prefix: str, **clocks: Any) -> ClusterView:
-    """Return an empty view of what the extender reads; of nodes only what they are scored by is kept."""
+    """Return an empty view of the cluster for the extender, which keeps only the parts of nodes that scores depend on.
+
+    A Node has many KB, and a cluster thousands of them. `clocks` are those of the view, for tests.
+    """
     labels = frozenset(label for vendor in vendors.values() for label in _list_labels(vendor))
     annotations = frozenset({f"{annotation_prefix}/gpu.util", f"{annotation_prefix}/cost"})
 
     def keep_part(node: Obj) -> Obj:
+        """Return the identity of a node, and those of its labels and annotations by which it is scored."""
         metadata = node["metadata"]
         kept = {name: metadata.get(name, "") for name in ("name", "uid", "resourceVersion")}
         kept["labels"] = _select(metadata.get("labels") or {}, labels)
@@ -60,11 +64,12 @@ class ExtenderFeed:
     """
 
     def __init__(self, table: SpeedTable, view: ClusterView, annotation_prefix: str) -> None:
+        """Follow the view from now on: each change of a node or of a measurement goes into the table."""
         self.view = view
         self._table = table
         self._annotation_prefix = annotation_prefix
         self._last_stale: frozenset[str] = frozenset()
-        """Nodes whose agents were silent at the last look."""
+        """Nodes whose agents were silent when `update_stale` ran last."""
         self._logged_annotations: dict[str, tuple[tuple[str, str], ...]] = {}
         """Annotations that could not be read, by node: each is logged once."""
         view.store.subscribe(self._take_change)
@@ -77,16 +82,20 @@ class ExtenderFeed:
             tasks.create_task(self._update_stale_for_ever())
 
     def find_board(self, pod: PodFacts) -> ScoreBoard | None:
-        """Return the score board of the model of a pod; None if the model is unknown."""
+        """Return the scores of all nodes for a pod; None if its model is unknown.
+
+        A pod of a service names the service by a label, which leads to the Model. Any other pod may state the hash of a
+        model by a label; its scores come from measurements alone.
+        """
         demand = read_demand(pod, self.view.vendors)
         if name := pod.labels.get(LABEL_SERVICE):
-            served_and_hash = self._find_served(pod.namespace, name)
+            served_and_hash = self._find_served_model(pod.namespace, name)
             if served_and_hash is None:
                 return None
             served, model_hash = served_and_hash
             return self._table.find_board(describe_subject(model_hash, pod, demand, served), served)
-        stated = find_stated_hash(pod)
-        return self._table.find_board(describe_subject(stated, pod, demand)) if stated else None
+        stated_hash = find_stated_hash(pod)
+        return self._table.find_board(describe_subject(stated_hash, pod, demand)) if stated_hash else None
 
     def update_stale(self) -> None:
         """Update the nodes whose agents fell silent or report again: the facts of silent ones are dropped."""
@@ -99,8 +108,12 @@ class ExtenderFeed:
             await asyncio.sleep(AGING_SECONDS)
             self.update_stale()
 
-    def _find_served(self, namespace: str, name: str) -> tuple[ServedModel, str] | None:
-        """Return the Model that a service serves, and its hash; None: they are not known, or no engine is chosen."""
+    def _find_served_model(self, namespace: str, name: str) -> tuple[ServedModel, str] | None:
+        """Return the Model that a service serves, and the hash by which its measurements are found.
+
+        None: the service or its Model does not exist or cannot be decoded, or no engine is chosen for the service yet.
+        The result is kept until one of the two objects changes.
+        """
         store = self.view.store
         service = store.get(INFERENCE_SERVICES, name, namespace)
         reference = service["spec"].get("modelRef") if service is not None else None
@@ -109,7 +122,8 @@ class ExtenderFeed:
             return None
 
         def decode() -> tuple[ServedModel, str] | None:
-            # Each loop runs once, or not at all if the object cannot be decoded.
+            """Return both decoded; None: one cannot be decoded, or no engine is chosen."""
+            # `decode_stored` returns a list: each loop runs once, or not at all if the object cannot be decoded.
             for decoded in decode_stored(store, INFERENCE_SERVICES, [service], InferenceService):
                 for served in decode_stored(store, MODELS, [model], Model):
                     runtime = decoded.status.runtime
@@ -125,7 +139,10 @@ class ExtenderFeed:
             self._update_node((new or old or {})["metadata"]["name"])
 
     def _update_node(self, name: str) -> None:
-        """Put a node into the table as the view has it now, or remove it; log annotations that cannot be read, once."""
+        """Put a node into the table as the view has it now, or remove it if it is gone.
+
+        The report of an agent that is silent does not count. Annotations that cannot be read are logged once.
+        """
         node = self.view.store.get(NODES, name)
         if node is None:
             self._logged_annotations.pop(name, None)

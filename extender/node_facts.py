@@ -44,7 +44,10 @@ def read_node(
     vendors: Vendors,
     annotation_prefix: str = DEFAULT_ANNOTATION_PREFIX,
 ) -> NodeReading:
-    """Return the facts of a node.
+    """Return the facts by which a node is scored, and the annotations that state no valid number.
+
+    Facts are rounded, so that many nodes have equal ones and are scored together. Utilization is that of the
+    annotation, else the mean of the devices that the agent reports. Free memory matters only where pods share devices.
 
     Args:
         labels: labels of the Node.

@@ -14,7 +14,7 @@ from extender.extender_metrics import ExtenderMetrics
 from extender.feed import ExtenderFeed, open_view
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.score import ScoreWeights
-from extender.server import list_reads, listen_to_scheduler
+from extender.server import list_probe_routes, listen_to_scheduler
 from extender.speed_table import SpeedTable
 from extender.subject import estimate_served_speed
 from gateway.http.whole_answers import AnswerServer, serve_answers
@@ -45,18 +45,23 @@ class ExtenderOptions(NamedTuple):
 
 
 async def run(client: Client, options: ExtenderOptions) -> None:
-    """Answer schedulers until cancelled; before the lists are in, every node passes. Raises OSError: no port."""
+    """Answer schedulers until cancelled. Until the cluster was read once, every node passes.
+
+    Raises:
+        OSError: a port cannot be opened.
+    """
     raise_descriptor_limit()
     view = open_view(options.vendors, options.annotation_prefix)
     table = SpeedTable(options.vendors, options.weights, estimate_served_speed, view.measured)
     feed = ExtenderFeed(table, view, options.annotation_prefix)
     metrics = ExtenderMetrics(table)
-    answers, reads = Answers(feed.find_board, options.weights, metrics), list_reads(metrics, lambda: view.is_complete)
+    answers = Answers(feed.find_board, options.weights, metrics)
+    probe_routes = list_probe_routes(metrics, lambda: view.is_complete)
     async with contextlib.AsyncExitStack() as listeners:
-        listening = listen_to_scheduler(answers, reads, options.address, options.port)
+        listening = listen_to_scheduler(answers, probe_routes, options.address, options.port)
         _, port = await listeners.enter_async_context(listening)
         if options.metrics_address is not None:
-            await listeners.enter_async_context(serve_answers(AnswerServer(reads), *options.metrics_address))
+            await listeners.enter_async_context(serve_answers(AnswerServer(probe_routes), *options.metrics_address))
         log.info("extender_listening", address=options.address, port=port)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(feed.run(client))

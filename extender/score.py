@@ -35,9 +35,10 @@ def compute_score(speed_share: float, utilization: float, cost_share: float, wei
         cost_share: from 0 (free, or unknown) to 1 (the dearest node).
         weights: valid weights.
     """
+    # The weighted sum lies between -largest_deduction and weights.tps; this range is mapped to 0 to 10.
     largest_deduction = weights.util + weights.cost
     raw = weights.tps * speed_share - weights.util * utilization - weights.cost * cost_share
-    # Not floor: the sum is negative by a rounding error at most.
+    # Rounded to the nearest number. Not by floor: the sum may be negative by a rounding error.
     return min(BEST_SCORE, int(BEST_SCORE * (raw + largest_deduction) / (weights.tps + largest_deduction) + 0.5))
 
 

@@ -34,8 +34,8 @@ _TIMES: Final = ConnectionTimes(idle_seconds=3600.0, request_seconds=60.0)
 """A scheduler keeps its connections for 90 seconds without a request; to close one earlier could fail a request."""
 
 
-def list_reads(metrics: ExtenderMetrics, is_ready: Callable[[], bool]) -> dict[str, Route]:
-    """Return the routes of health and metrics.
+def list_probe_routes(metrics: ExtenderMetrics, is_ready: Callable[[], bool]) -> dict[str, Route]:
+    """Return the routes of the kubelet's probes and of the metrics, by path.
 
     Args:
         metrics: the metrics of this process.
@@ -55,27 +55,28 @@ def list_reads(metrics: ExtenderMetrics, is_ready: Callable[[], bool]) -> dict[s
     }
 
 
-def list_verbs(answers: Answers, bodies: BodyLimits) -> dict[str, Route]:
-    """Return the routes of the scheduler's requests."""
+def list_verb_routes(answers: Answers, bodies: BodyLimits) -> dict[str, Route]:
+    """Return the routes of the scheduler's verbs, filter and prioritize, by path; `bodies` limits what they send."""
 
     def build_route(verb: Verb) -> Route:
+        """Return a route whose requests are answered as this verb."""
         return Route(lambda question: answers.answer(verb, question.body), "POST", bodies)
 
     return {path: build_route(verb) for path, verb in VERBS.items()}
 
 
 def listen_to_scheduler(
-    answers: Answers, reads: dict[str, Route], address: str, port: int
+    answers: Answers, probe_routes: dict[str, Route], address: str, port: int
 ) -> AbstractAsyncContextManager[tuple[str, int]]:
     """Serve the port of the scheduler while the block runs; returns the address. Raises OSError.
 
     Args:
-        answers: the answers of the verbs.
-        reads: the routes of health and metrics.
+        answers: answers the scheduler's verbs, filter and prioritize.
+        probe_routes: the routes of health and metrics.
         address: an address of this machine; empty: all of them.
         port: the port; 0: a free one.
     """
     is_local = is_loopback(address)
-    server = AnswerServer(reads | list_verbs(answers, LOCAL_BODIES if is_local else FOREIGN_BODIES))
+    server = AnswerServer(probe_routes | list_verb_routes(answers, LOCAL_BODIES if is_local else FOREIGN_BODIES))
     caps = connection_caps(descriptor_limit()) if is_local else CAPS
     return serve_answers(server, address, port, caps=caps, times=_TIMES)

@@ -73,14 +73,17 @@ class ScoreBoard:
     __slots__ = ("failed", "pieces", "revision", "scale", "unresolvable")
 
     def __init__(self, neutral: int, scale: ScoreScale = ScoreScale()) -> None:  # noqa: B008 - it is immutable
+        """Begin an empty board; an unknown node gets the score `neutral`."""
         self.pieces = ScorePieces(neutral)
+        """The score of each node, encoded as an item of the answer to prioritize."""
         self.scale = scale
+        """The fastest hardware and the dearest node, with which the scores compare each node."""
         self.failed: dict[str, str] = {}
         """Reason by name of nodes that may fit later."""
         self.unresolvable: dict[str, str] = {}
         """Reason by name of nodes that never fit."""
         self.revision = 0
-        """Number of changes of nodes that are in it."""
+        """Revision of the table up to which changes of nodes are in it."""
 
 
 class SubjectSpeeds(NamedTuple):
@@ -109,16 +112,18 @@ class SpeedTable:
         estimate_speed: EstimateSpeed,
         measured: PerformanceTable,
     ) -> None:
+        """Begin without nodes. A revision is the number of changes of nodes so far."""
         self._vendors = vendors
         self._weights = weights
         self._neutral = neutral_score(weights)
+        """The score of a node of which nothing is known."""
         self._estimate_speed = estimate_speed
         self.measured = measured
         self._facts: dict[str, ScoringFacts] = {}
         self._groups: dict[DeviceHardware, dict[ScoringFacts, dict[str, None]]] = {}
-        """Names of the nodes with equal facts, by their hardware."""
+        """Names of the nodes with equal facts, by their hardware, then by their facts; the inner dict is a set."""
         self._pieces: dict[str, list[bytes | None]] = {}
-        """Pieces of JSON of each node by score."""
+        """The encoded score of each node for each score from 0 to 10, made when it is first needed."""
         self._boards: dict[ScoringSubject, ScoreBoard] = {}
         """The least recently used one first."""
         self._speeds: dict[ScoringSubject, SubjectSpeeds] = {}
@@ -167,12 +172,15 @@ class SpeedTable:
         self._boards.clear()
 
     def find_board(self, subject: ScoringSubject, served: ServedModel | None = None) -> ScoreBoard:
-        """Return the answers for a subject, brought up to date and kept for the next request.
+        """Return the scores of all nodes for a subject, brought up to date and kept for the next request.
+
+        A board without scores is returned, and not kept, if nothing is known: no service and no measurement.
 
         Args:
-            subject: what nodes are scored for.
+            subject: the model and the devices of a pod, for which nodes are scored.
             served: its service and Model; None if it is not served by one.
         """
+        # Taken out, and put back at the end: the boards are in the order of their last use.
         board = self._boards.pop(subject, None)
         if board is None or board.revision != self._revision:
             measured = self.measured.list_classes(subject.model_hash, subject.namespace)
@@ -188,7 +196,11 @@ class SpeedTable:
     def _update_speeds(
         self, subject: ScoringSubject, served: ServedModel | None, measured: Mapping[str, MeasuredPerformance]
     ) -> Mapping[DeviceHardware, float | None]:
-        """Return the tokens a second of a subject on all hardware, of which only what is not kept yet is computed."""
+        """Return the tokens a second of a subject on each hardware that nodes have; None: unknown.
+
+        Speeds that are kept are used again, as long as the inputs of their estimate are the same: spec and layout of
+        the model, and its service.
+        """
         last = self._speeds.get(subject)
         inputs = served.speed_inputs if served is not None else ()
         kept = last.speeds if last is not None and last.inputs == inputs else {}
@@ -206,8 +218,13 @@ class SpeedTable:
         served: ServedModel | None,
         measured: Mapping[str, MeasuredPerformance],
     ) -> float | None:
-        """Return the measured tokens a second of a subject on some hardware, else an estimate; None: unknown."""
-        if record := measured.get(hardware.name_class(subject.device_count, subject.partition)):
+        """Return the tokens a second of a subject on some hardware: the measured ones, else an estimate.
+
+        None: it was not measured there, and cannot be estimated, because no service serves it, its devices are of
+        another vendor, or facts are missing.
+        """
+        device_class = hardware.name_class(subject.device_count, subject.partition)
+        if record := measured.get(device_class):
             return record.tokens_per_second
         if served is None or (subject.device_count and hardware.vendor != subject.accelerator):
             return None
@@ -217,7 +234,13 @@ class SpeedTable:
     def _renew_board(
         self, board: ScoreBoard | None, subject: ScoringSubject, speeds: Mapping[DeviceHardware, float | None]
     ) -> ScoreBoard:
-        """Score what has changed since the last board; all nodes if there is none, or if it has another scale."""
+        """Return the board of a subject, up to date.
+
+        1. Judge each hardware, which many nodes share: whether it can run the subject, and how fast.
+        2. Find the scale: the fastest hardware and the dearest node, with which each score compares a node.
+        3. Score all nodes if there is no board, if the scale has changed, or if the changes since then are forgotten;
+           else only the nodes that have changed since the board was made.
+        """
         verdicts = {
             hardware: HardwareVerdict(find_static_misfit(hardware, subject, self._vendors), speeds[hardware] or 0.0)
             for hardware in self._groups
@@ -247,7 +270,10 @@ class SpeedTable:
         subject: ScoringSubject,
         verdict: HardwareVerdict,
     ) -> None:
-        """Enter nodes with equal facts in a board: the reason why they do not fit, if there is one, and their score."""
+        """Enter nodes with equal facts in a board: the reason why they do not fit, if there is one, and their score.
+
+        A node whose hardware never fits has the score 0; one that is only full now keeps its score.
+        """
         if verdict.misfit is not None:
             board.unresolvable.update(dict.fromkeys(names, verdict.misfit))
         elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
@@ -269,7 +295,10 @@ class SpeedTable:
             yield name
 
     def _record_change(self, name: str) -> None:
-        """Record that a node has changed; the oldest changes are forgotten."""
+        """Record that a node has changed, as a new revision; the oldest change is forgotten if there are too many.
+
+        Boards that are older than a forgotten change cannot be updated, and are made anew.
+        """
         self._revision += 1
         self._revision_of_change.pop(name, None)
         self._revision_of_change[name] = self._revision
@@ -278,7 +307,10 @@ class SpeedTable:
             self._forgotten_revision = self._revision_of_change.pop(oldest)
 
     def _find_piece(self, name: str, score: int) -> bytes:
-        """Return the JSON of a node with a score, which all boards share."""
+        """Return the item of the answer to prioritize for a node with this score, as JSON.
+
+        It is encoded once, and shared by all boards.
+        """
         pieces = self._pieces.get(name)
         if pieces is None:
             pieces = self._pieces[name] = [None] * (BEST_SCORE + 1)

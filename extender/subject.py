@@ -70,7 +70,10 @@ def find_stated_hash(pod: PodFacts) -> str:
 
 
 def read_demand(pod: PodFacts, vendors: Vendors) -> DeviceDemand:
-    """Return the devices that a pod requests, of the first vendor that offers any of them."""
+    """Return the devices that a pod requests: the vendor, their number, and the MIG profile if they are partitions.
+
+    Only the first requested resource that a vendor offers counts. It is empty if the pod requests no device.
+    """
     for resource, count in pod.devices.items():
         for name, vendor in vendors.items():
             if vendor.offers(resource):
@@ -82,13 +85,16 @@ def read_demand(pod: PodFacts, vendors: Vendors) -> DeviceDemand:
 def describe_subject(
     model_hash: str, pod: PodFacts, demand: DeviceDemand, served: ServedModel | None = None
 ) -> ScoringSubject:
-    """Return what a node is scored for.
+    """Return the model and the devices of a pod, for which nodes are scored.
+
+    Of a pod of no service, nothing is known but the devices that it requests. For the pod of a service, the accelerator
+    is the first that one of these states: its requests, its label, the status of the service, a spec.
 
     Args:
         model_hash: identity of the model.
         pod: the pod.
         demand: devices that it requests.
-        served: its service and Model; None: a pod of others.
+        served: its service and Model; None: a pod that no service has made.
     """
     subject = ScoringSubject(model_hash, pod.namespace, demand.accelerator, demand.number, demand.partition)
     if served is None:
@@ -96,13 +102,13 @@ def describe_subject(
     service, spec = served.service, served.service.spec
     # With several accelerators, the status is about the first of them.
     has_one_accelerator = "," not in service.status.accelerator
-    stated = service.status.accelerator if has_one_accelerator else ""
-    wanted = spec.hardware.accelerator or served.model.spec.hardware.accelerator or ""
-    accelerator = demand.accelerator or pod.labels.get(LABEL_ACCELERATOR, "") or stated or wanted
+    status_accelerator = service.status.accelerator if has_one_accelerator else ""
+    spec_accelerator = spec.hardware.accelerator or served.model.spec.hardware.accelerator or ""
+    accelerator = demand.accelerator or pod.labels.get(LABEL_ACCELERATOR, "") or status_accelerator or spec_accelerator
     # The memory in the status is that of whole devices of its accelerator.
-    status_applies = has_one_accelerator and stated in {"", accelerator} and not demand.partition
-    stated_count = 0 if accelerator == "cpu" else (spec.hardware.count or spec.resources.gpu or 1)
-    device_count = demand.number or stated_count
+    status_applies = has_one_accelerator and status_accelerator in {"", accelerator} and not demand.partition
+    spec_count = 0 if accelerator == "cpu" else (spec.hardware.count or spec.resources.gpu or 1)
+    device_count = demand.number or spec_count
     return subject._replace(
         accelerator=accelerator,
         device_count=device_count,

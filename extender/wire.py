@@ -90,7 +90,13 @@ _encode = msgspec.json.encode
 
 
 def decode_args(body: bytes | bytearray) -> ExtenderArgs:
-    """Decode a request. Raises UndecodableArgsError: the candidate nodes cannot be read."""
+    """Decode a request, which lists the candidate nodes by name (NodeNames) or as whole Nodes.
+
+    A scheduler with `nodeCacheCapable: true` sends names. A request with neither has no candidates.
+
+    Raises:
+        UndecodableArgsError: the candidate nodes cannot be read. A pod that cannot be read is None.
+    """
     try:
         fields = {key.lower(): value for key, value in _decode_object(body).items()}
         names_json = fields.get("nodenames", _NOTHING)
@@ -108,7 +114,7 @@ def decode_args(body: bytes | bytearray) -> ExtenderArgs:
 
 
 def _read_pod(fields: Mapping[str, msgspec.Raw]) -> PodFacts | None:
-    """Return the facts of the pod in a request; None if it cannot be decoded.
+    """Return the namespace, labels and requested devices of the pod in a request; None if it cannot be decoded.
 
     Its containers run side by side, so their devices add up; init containers run before, one after the other.
     """
@@ -145,7 +151,9 @@ def _is_count(value: str | int) -> bool:
 def encode_filter_result(
     args: ExtenderArgs, failed: Mapping[str, str] = {}, unresolvable: Mapping[str, str] = {}
 ) -> bytes:
-    """Return the ExtenderFilterResult: all candidates but those that are rejected, each with the reason.
+    """Return the ExtenderFilterResult: all candidates but those that are rejected, each of which has its reason.
+
+    The scheduler gets candidates in the form in which it sent them: as names, or as whole Nodes.
 
     Args:
         args: the request.
@@ -157,16 +165,19 @@ def encode_filter_result(
     rejected = failed.keys() | unresolvable.keys()
     passed = [index for index, name in enumerate(args.names) if name not in rejected]
     if args.nodes is None:
-        names, nodes = _encode([args.names[index] for index in passed]), None
+        names_json, nodes = _encode([args.names[index] for index in passed]), None
     else:
-        names, nodes = b"null", [args.nodes[index] for index in passed]
-    return _render_result(args, names, nodes, _encode(failed), _encode(unresolvable))
+        names_json, nodes = b"null", [args.nodes[index] for index in passed]
+    return _render_result(args, names_json, nodes, _encode(failed), _encode(unresolvable))
 
 
 def _render_result(
     args: ExtenderArgs, names: bytes, nodes: list[msgspec.Raw] | None, failed: bytes, unresolvable: bytes
 ) -> bytes:
-    """Return the ExtenderFilterResult; nodes are listed whole if the request had them so."""
+    """Return the ExtenderFilterResult; `names`, `failed` and `unresolvable` are JSON already.
+
+    `nodes` are the whole Nodes; they are null in the answer if the request had names only.
+    """
     listed = b"null" if args.nodes is None else b'{"metadata":{},"items":%b}' % _encode(nodes)
     return b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":""}' % (
         listed,

@@ -62,6 +62,7 @@ class NodeAgent:
         *,
         wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """Build the agent of `options.node_name`. Needs a running event loop, whose time measures intervals."""
         self._client = client
         self._options = options
         self._probe = probe
@@ -74,8 +75,10 @@ class NodeAgent:
         self._labels = LabelWriter(client, clock)
         self._fitness = FitnessWriter(client, clock, options.interval_seconds)
         self._running_probe: asyncio.Future[HardwareReading] | None = None
+        """The probe that has not ended yet, which may be one of an earlier step."""
         self._probe_started_at = wall_clock()
         self._last_logged: object = None
+        """The facts in the last log line, which are logged again only if one has changed."""
         self._reported: ReportedHardware | None = None
 
     @property
@@ -89,7 +92,7 @@ class NodeAgent:
         return self._store.get(NODES, self._options.node_name)
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Watch the Node of this agent and probe its hardware, until cancelled."""
         synced = asyncio.Event()
         watch = reflect(
             self._client,
@@ -102,7 +105,10 @@ class NodeAgent:
             group.create_task(self._probe_at_intervals(synced))
 
     async def _probe_at_intervals(self, synced: asyncio.Event) -> None:
-        """Probe at intervals until cancelled."""
+        """Probe at intervals until cancelled; `synced` is set once the Node was read.
+
+        The first probe waits for the Node for a limited time, since its labels may state the devices.
+        """
         try:
             await asyncio.wait_for(synced.wait(), NODE_SECONDS)
         except TimeoutError:
@@ -125,9 +131,11 @@ class NodeAgent:
             log.exception("step_failed", node=self._options.node_name)
 
     async def _read_hardware(self) -> str:
-        """Probe the hardware and report what was read; return "", or a sentence if nothing was read.
+        """Probe the hardware and keep what was read; return "", or a sentence why nothing was read.
 
-        A probe that does not end in time goes on, and the next call waits for it instead of starting another.
+        1. Start a probe, unless one of an earlier call still runs: a driver that hangs must not collect threads.
+        2. Wait for it, for a limited time. Probes that hang or fail are counted, and the facts before them stay.
+        3. Keep what it read, with the devices of the last probe where a failing tool has missed them.
         """
         started = self._clock()
         if self._running_probe is None:

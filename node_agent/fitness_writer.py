@@ -64,8 +64,13 @@ class LabelWriter:
         self.refused = RefusedWrites(clock)
 
     async def write(self, node: Obj, plan: LabelPlan) -> Obj | None:
-        """Apply the labels if that changes the Node; return it as it is then, or None if it was not written."""
+        """Apply the labels if that changes the Node; return the changed Node, or None if it was not written.
+
+        It is not written if it has the labels already, during the pause after a refusal, or if the write fails. Only a
+        failure by which the API server refuses it, such as a missing right, begins such a pause.
+        """
         if not plan.is_due:
+            # The Node is as it should be, so an earlier refusal is over.
             self.refused.note_success()
             return None
         if not self.refused.is_pause_over:
@@ -92,15 +97,20 @@ class FitnessWriter:
     """The writer of one NodeFitness."""
 
     def __init__(self, client: Client, clock: Callable[[], float], interval_seconds: float) -> None:
+        """Write by `client`; a write is considered every `interval_seconds`, measured by `clock`."""
         self._client = client
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._observed: Obj | None = None
+        """The NodeFitness as the API server returned it last; None: it has to be read, or created, first."""
         self._written_at: float | None = None
+        """When its status was written last, by `clock`, or a little before; None: not yet."""
         self._refused = RefusedWrites(clock)
 
     async def write(self, node: Obj, status: NodeFitnessStatus | None, condition: Obj, now: datetime) -> bool:
-        """Write the status and its condition if that is due; return whether they were written. An error is logged.
+        """Write the status and its condition if that is due; return True if they were written. An error is logged.
+
+        They are due at once if the devices or the condition have changed, else once a minute as a heartbeat.
 
         Args:
             node: the Node.
@@ -130,13 +140,13 @@ class FitnessWriter:
             log.warning("nodefitness_not_written", error=str(error))
             return False
         except ApiError as error:
-            self._observed = None
+            self._observed = None  # it may have changed, so it is read again before the next try
             self._refused.note_refusal(error)
             return False
         self._refused.note_success()
-        # Agents that start together, or whose API server is back, do not report together for ever: the write counts as
-        # an earlier one, so that any of the next probes may be the heartbeat's.
         self._written_at = self._clock()
+        # Agents that start together, or whose API server is back, have been silent for long, and would report together
+        # for ever. So this write is dated back, and the next heartbeat comes after a random number of intervals.
         if silent_seconds > 2 * HEARTBEAT_SECONDS:
             probes_per_heartbeat = max(1, round(HEARTBEAT_SECONDS / self._interval_seconds))
             probe_number = random.randrange(probes_per_heartbeat)  # noqa: S311 - spreads load

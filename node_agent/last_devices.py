@@ -31,7 +31,11 @@ class ReportedHardware(NamedTuple):
 
 
 def keep_last_devices(last: ReportedHardware | None, reading: HardwareReading, now_seconds: float) -> ReportedHardware:
-    """Return the hardware to report after a probe.
+    """Return the hardware to report after a probe: as it was read, or with the devices of an earlier probe.
+
+    1. A probe without problems, or one that finds all earlier devices, is believed.
+    2. Otherwise a tool has probably failed: the earlier devices are kept for `KEPT_SECONDS`.
+    3. After that time, devices that the probe did find are believed; if it found none, the devices are unknown.
 
     Args:
         last: the hardware that was reported before; None: none yet.
@@ -40,7 +44,10 @@ def keep_last_devices(last: ReportedHardware | None, reading: HardwareReading, n
     """
     hardware, problems = reading
     as_read = ReportedHardware(hardware, problems, "read", believed=hardware, believed_at_seconds=now_seconds)
-    if last is None or not problems or _list_ids(last.believed) <= _list_ids(hardware):
+    if last is None or not problems:
+        return as_read
+    finds_earlier_devices = _list_ids(last.believed) <= _list_ids(hardware)
+    if finds_earlier_devices:
         return as_read
     if now_seconds - last.believed_at_seconds < KEPT_SECONDS:
         kept = _replace_devices(hardware, last.believed)
@@ -58,7 +65,10 @@ def _list_ids(hardware: NodeFitnessStatus) -> set[tuple[str, str]]:
 
 
 def _replace_devices(hardware: NodeFitnessStatus, earlier: NodeFitnessStatus) -> NodeFitnessStatus:
-    """Return the hardware with the devices of an earlier probe, without their values of that moment."""
+    """Return the hardware with the devices of an earlier probe, and all facts about devices that go with them.
+
+    Free memory, utilization and temperature are left out: they were true at that moment only.
+    """
     devices = [
         replace(device, free_bytes=None, utilization_percent=None, temperature_celsius=None)
         for device in earlier.devices

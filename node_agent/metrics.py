@@ -26,6 +26,7 @@ class NodeMetrics:
     """
 
     def __init__(self, node: str, prefix: str) -> None:
+        """Register all metrics, with names that begin with `prefix`, on a registry of their own."""
         self._registry = registry = CollectorRegistry()
         self._devices = _DeviceCollector(node, prefix)
         self._conflicts: Sequence[LabelConflict] = ()
@@ -85,7 +86,7 @@ class _DeviceCollector(Collector):
         self.devices: Sequence[NodeDevice] = ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges of all devices."""
+        """Yield each gauge with a value for each device that states it; a partition counts as a device."""
         values: dict[str, tuple[str, Callable[[NodeDevice], float | None]]] = {
             "temperature_celsius": ("Temperature of a device.", lambda device: device.temperature_celsius),
             "utilization_ratio": (

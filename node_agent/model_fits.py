@@ -30,7 +30,13 @@ class FitQuery(NamedTuple):
 
 
 def parse_fit_query(query: Mapping[str, str], *, limit: int, search: str = "") -> FitQuery:
-    """Return the query of a request; `limit` is the default. Raises ValueError in words for the client."""
+    """Return the checked query of a request for fits. Raises ValueError with a message for the client.
+
+    Args:
+        query: the parameters of its URL; llmfit also names the limit `n`.
+        limit: the limit if it states none.
+        search: a part of the name of models, which is in the path; empty: all.
+    """
     stated = query.get("limit", query.get("n", str(limit)))
     is_short_number = stated.isascii() and stated.isdecimal() and len(stated) <= len(str(MOST_ROWS))
     if not is_short_number or int(stated) > MOST_ROWS:
@@ -45,8 +51,11 @@ def parse_fit_query(query: Mapping[str, str], *, limit: int, search: str = "") -
 
 
 def list_fits(hardware: NodeFitnessStatus, query: FitQuery) -> list[dict[str, Any]]:
-    """Return the rows that are asked for of a node, the best fit first and there the largest model."""
-    devices = _describe_device(hardware)
+    """Return a row for each model of the catalog that matches the query, the best fit first, then the largest model.
+
+    Models whose layout is not known for the devices of the node have no row. The limit of the query is not applied.
+    """
+    devices = _describe_first_device(hardware)
     worst_rank = FIT_LEVELS.index(query.min_fit)
     candidates = list[tuple[int, float, dict[str, Any]]]()
     for name, entry in load_catalog().items():
@@ -70,8 +79,11 @@ def describe_filters(query: FitQuery, *, top_only: bool) -> dict[str, Any]:
     }
 
 
-def _describe_device(hardware: NodeFitnessStatus) -> ServingDevices:
-    """Return one device of a node with what is free now, or its processor."""
+def _describe_first_device(hardware: NodeFitnessStatus) -> ServingDevices:
+    """Return the first device of a node as the devices of a replica, or its processor if it has none.
+
+    One is enough, since the devices of a node are usually alike, and each row is about a replica on one of them.
+    """
     if not hardware.devices:
         return ServingDevices(
             vendor="cpu",
@@ -94,7 +106,7 @@ def _describe_device(hardware: NodeFitnessStatus) -> ServingDevices:
 
 
 def _assess_entry(entry: CatalogEntry, devices: ServingDevices) -> Fit | None:
-    """Return the fit of a model of the catalog; None if it is not known."""
+    """Return the fit of a model of the catalog on these devices; None if no source of known layout is for them."""
     workload = entry.find_workload(devices.vendor)
     if workload is None:
         return None
@@ -103,9 +115,12 @@ def _assess_entry(entry: CatalogEntry, devices: ServingDevices) -> Fit | None:
 
 
 def _build_row(name: str, entry: CatalogEntry, vendor: str, fit: Fit) -> dict[str, Any]:
-    """Return a model of the catalog in llmfit's keys."""
+    """Return the row of a model of the catalog in llmfit's keys.
+
+    It names the source that an engine takes on devices of this vendor.
+    """
     source = entry.find_source(vendor) or entry.sources[0]
     names = {"name": name, "title": entry.title, "source": source.source}
-    is_moe = bool(entry.active)
+    is_moe = bool(entry.active)  # a mixture of experts: only a part of the parameters is active for a token
     row = build_row(fit, source.runtime, CONTEXT_LENGTH, entry.parameter_count, is_moe=is_moe, **names)
     return {**row, "parameter_count": entry.parameters}

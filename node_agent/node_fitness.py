@@ -36,7 +36,11 @@ class ReportProblems(NamedTuple):
 
 
 def encode_status(status: NodeFitnessStatus, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status as it is written; a value that has changed by less than its step stays as in `written`."""
+    """Return the status as JSON, without changes that are too small to be written.
+
+    Free memory, utilization and temperature change all the time. Such a value stays as in `written`, the status that
+    was written last, until it differs from it by a step.
+    """
     body: dict[str, Any] = msgspec.to_builtins(status)
     earlier = {_identify_device(device): device for device in written.get("devices", ())}
     if devices := body.get("devices"):
@@ -57,7 +61,7 @@ def _skip_small_changes(wanted: dict[str, Any], written: Mapping[str, Any], step
 
 
 def is_due(body: Mapping[str, Any], written: Mapping[str, Any], silent_seconds: float, interval_seconds: float) -> bool:
-    """Decide whether to write the status now: at once if its identity has changed, else as a heartbeat.
+    """Decide whether to write the status now: at once if devices or a condition have changed, else as a heartbeat.
 
     Args:
         body: the status as it would be written.
@@ -67,7 +71,7 @@ def is_due(body: Mapping[str, Any], written: Mapping[str, Any], silent_seconds: 
     """
     if _identify(body) != _identify(written):
         return True
-    # The nearest probe counts: one that comes a moment early is followed by one that is a whole interval late.
+    # Of the two probes around the end of a heartbeat, the nearer one writes: half an interval early is near enough.
     return silent_seconds >= HEARTBEAT_SECONDS - interval_seconds / 2
 
 
@@ -84,7 +88,10 @@ def _identify_device(device: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def build_condition(reported: ReportedHardware | None, problems: ReportProblems) -> Obj:
-    """Return the condition Ready, without lastTransitionTime; its reason is the worst of all that its message names."""
+    """Return the condition Ready of a NodeFitness, without lastTransitionTime.
+
+    Its message has all problems, the worst first, and its reason is that of the worst one. It is True without problems.
+    """
     tools = [*reported.problems, *_describe_kept_devices(reported)] if reported and reported.problems else []
     refused = problems.labels_refused
     reasons = {

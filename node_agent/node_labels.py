@@ -78,7 +78,7 @@ def build_labels(hardware: NodeFitnessStatus, prefix: str) -> dict[str, str]:
 
 
 def _build_device_labels(hardware: NodeFitnessStatus) -> dict[str, str]:
-    """Return the labels about devices, without the prefix."""
+    """Return the labels about devices, without the prefix; a fact that is unknown, or not equal for all, has none."""
     labels = {"gpu.vendor": hardware.vendor.upper(), "gpu.count": str(len(hardware.devices))}
     sizes = [device.memory_bytes for device in hardware.devices]
     reported = [size for size in sizes if size is not None]
@@ -96,8 +96,8 @@ def _build_device_labels(hardware: NodeFitnessStatus) -> dict[str, str]:
 def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
     """Decide which wanted labels to apply to `node`, which has at least its labels and managedFields.
 
-    A label is applied if it is missing, or if this agent owns it and no other has another value for it. A label of
-    others with another value is a conflict.
+    A label is applied if it is missing, if this agent alone owns it, or if it shares it with others and wants the value
+    that it has. Any other label that has another value is a conflict, and stays.
     """
     labels: Mapping[str, str] = node["metadata"].get("labels") or {}
     owners = _list_owners(node)
@@ -106,16 +106,23 @@ def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
     for name, value in wanted.items():
         present = labels.get(name)
         other_owners = owners.get(name, set()) - {FIELD_MANAGER}
-        if present is None or (name in own_labels and (not other_owners or present == value)):
+        may_write = not other_owners or present == value
+        if present is None or (name in own_labels and may_write):
             applied[name] = value
         elif present != value:
             conflicts.append(LabelConflict(name, wanted=value, present=present, owner=min(other_owners, default="")))
-    is_due = any(labels.get(name) != value for name, value in applied.items()) or bool(own_labels - applied.keys())
-    return LabelPlan(applied, tuple(conflicts), is_due)
+    changes_values = any(labels.get(name) != value for name, value in applied.items())
+    # To apply fewer labels than this agent owns removes the others.
+    removes_labels = bool(own_labels - applied.keys())
+    return LabelPlan(applied, tuple(conflicts), is_due=changes_values or removes_labels)
 
 
 def _list_owners(node: Obj) -> dict[str, set[str]]:
-    """Return the field managers of each label; this agent counts as itself only for what it has applied."""
+    """Return the field managers of each label, by its name, from the managedFields of a Node.
+
+    A label that was written under this agent's name by an Update, and not by its server-side apply, counts as another
+    manager's: an apply could not remove it.
+    """
     owners: dict[str, set[str]] = {}
     for entry in node["metadata"].get("managedFields") or ():
         labels: Mapping[str, Any] = entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})

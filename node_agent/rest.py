@@ -58,7 +58,7 @@ def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], k
     identity = {"name": node, "os": "linux"}
 
     async def answer_models(question: AskedQuestion, *, top_only: bool = False) -> WholeAnswer:
-        """Answer with the models that fit."""
+        """Answer with a page of the models that fit; `top_only` leaves out those that are too tight."""
         # The estimates and the catalog take some MiB, which an agent that nobody asks does without.
         from node_agent import model_fits  # noqa: PLC0415 - as said
 
@@ -140,7 +140,10 @@ _NOT_READ: Final = _fail(503, "the hardware was not read yet: ask again")
 
 
 def _check_key(key_file: Path, question: AskedQuestion) -> WholeAnswer | None:
-    """Return the refusal of a request without the key; None if it has the key, or is for /health."""
+    """Return the refusal of a request without the key; None if it has the key, or is for /health.
+
+    A request with the key keeps its connection, while those of strangers give way when there are too many.
+    """
     if question.path == "/health":
         return None
     try:

@@ -109,10 +109,10 @@ async def continue_chat(
     show: Show,
     show_thoughts: Show | None = None,
 ) -> ChatAnswer:
-    """Send a conversation to `model` at the base URL `url`, and show each piece of the answer.
+    """Stream the answer of `model` to a conversation: show each piece as it arrives, then return all, with its speed.
 
-    `show_thoughts` is called with pieces of the thoughts that some models write before they answer. If the answer
-    breaks off, `show` is called with a line end.
+    `show` gets each piece of the answer, and `show_thoughts` each piece of the thoughts that some models write before
+    it. After an answer that breaks off, `show` gets a line end, so that the error begins a line of its own.
 
     Raises:
         AskError: there is no answer, or it is incomplete.
@@ -156,7 +156,7 @@ async def continue_chat(
     ended = time.monotonic()
     return ChatAnswer(
         text="".join(pieces),
-        tokens=usage.completion_tokens if usage else piece_count,
+        tokens=usage.completion_tokens if usage else piece_count,  # a piece is about one token
         first_seconds=(first_at or ended) - started,
         seconds=ended - started,
     )
@@ -172,7 +172,10 @@ async def _quote_error(body: aiohttp.StreamReader) -> str:
 
 
 async def _read_chunks(lines: aiohttp.StreamReader) -> AsyncIterator[_Chunk]:
-    """Yield the chunks of a stream until [DONE]. Raises ClientError if it fails or breaks off."""
+    """Yield the chunks of an answer, one JSON object in each line `data: {...}`, until the line `data: [DONE]`.
+
+    Raises aiohttp.ClientError if a chunk reports that the answer failed, or the stream ends before that line.
+    """
     async for line in lines:
         if not line.startswith(b"data: "):
             continue

@@ -27,12 +27,12 @@ from kube.resources import ObjectKey
 from metal_agent.assignments import STANDALONE, Assignment
 from metal_agent.lifecycle import LOG_HINT, ProcessState
 
-_PASSING: Final = (
+_TEMPORARY_REASON_PREFIXES: Final = (
     *("SourceUnreachable", "SourceChanged", "NoSpace", "StorageFailed", "WeightsMissing", "InternalError"),
     "Daemon",
 )
 """Begins of the reasons of failures that may pass without the user: the process is tried again."""
-_STORED: Final = "ServedFromStore"
+_SERVED_FROM_STORE: Final = "ServedFromStore"
 """Reason of a Model whose weights are stored and whose source could not be asked."""
 _POD_FIELDS: Final = {
     "resources": "spec.resources",
@@ -42,7 +42,7 @@ _POD_FIELDS: Final = {
     "container": "spec.container",
     "pod": "spec.pod",
 }
-_DEFAULTS: Final = InferenceServiceSpec(model_ref="")
+_DEFAULT_SPEC: Final = InferenceServiceSpec(model_ref="")
 
 
 class Decision(NamedTuple):
@@ -57,7 +57,11 @@ class Decision(NamedTuple):
 
 
 def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Model]) -> Decision:
-    """Decide the processes of a service; the status of each Model has the known facts."""
+    """Return the processes that serve a service, one for each replica, or the problem that prevents them.
+
+    There are none if it is suspended, has no replicas or fails a check: its Model may be missing or not inspected yet,
+    or the memory of a replica may be unknown. What an inspection found is read from the status of each Model.
+    """
     metadata, host_service = service.metadata, _build_host_service(service)
     replicas = wanted_replicas(service)
     if not replicas:
@@ -76,52 +80,64 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
         Assignment(uid=_build_uid(metadata.namespace, name), namespace=metadata.namespace, name=name, spec=spec)
         for name in process_names
     )
-    return Decision(assignments, note=_describe_stored(model, *(companion.model for companion in companions)))
+    return Decision(assignments, note=_describe_stored_models(model, *(companion.model for companion in companions)))
 
 
-def _describe_stored(*models: Model | None) -> str:
-    """Return which Models are served from the store because their source could not be asked; "" if none is."""
+def _describe_stored_models(*models: Model | None) -> str:
+    """Return a sentence for each Model whose stored weights serve since its source could not be asked; "" if none."""
     notes = []
     for model in models:
-        ready = model.status.conditions[0] if model and model.status.conditions else None  # there is no other one
-        if model and ready and ready.reason == _STORED:
+        # Ready is the only condition that a Model has here.
+        ready = model.status.conditions[0] if model and model.status.conditions else None
+        if model and ready and ready.reason == _SERVED_FROM_STORE:
             notes.append(f"Model {model.metadata.name}: {ready.message}")
     return "; ".join(notes)
 
 
 def describe_failure(decision: Decision, states: Iterable[ProcessState]) -> str:
-    """Return why a service that never served will not serve unless the user changes something; "" if it may."""
+    """Return why a service that has never served will not serve unless the user changes something; "" if it still may.
+
+    It may as long as one of its processes has not failed for good: a process whose failure is temporary is tried again.
+    """
     if decision.problem is not None:
         return decision.problem.message if decision.problem.phase == "Failed" else ""
-    failed = [
+    failed_for_good = [
         state
         for state in states
-        if state.phase == "Rejected" or (state.phase == "Failed" and not state.reason.startswith(_PASSING))
+        if state.phase == "Rejected"
+        or (state.phase == "Failed" and not state.reason.startswith(_TEMPORARY_REASON_PREFIXES))
     ]
-    if not failed or len(failed) < len(decision.assignments):
+    if not failed_for_good or len(failed_for_good) < len(decision.assignments):
         return ""
-    return "; ".join(dict.fromkeys(state.message.replace(LOG_HINT, "") for state in failed))
+    return "; ".join(dict.fromkeys(state.message.replace(LOG_HINT, "") for state in failed_for_good))
 
 
 def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
-    """Return a line for each service with fields that only a cluster uses."""
+    """Return a line for each service whose file states fields that only a cluster uses, with their names."""
     lines = []
     for service in services:
         spec, name = service.spec, service.metadata.name
         if spec.hardware.accelerator not in {None, "auto", "cpu", "metal"}:
             lines.append(f"{name}: ignored on this machine: spec.hardware.accelerator {spec.hardware.accelerator}")
-        fields = [name for field, name in _POD_FIELDS.items() if getattr(spec, field) != getattr(_DEFAULTS, field)]
+        fields = [
+            field
+            for attribute, field in _POD_FIELDS.items()
+            if getattr(spec, attribute) != getattr(_DEFAULT_SPEC, attribute)
+        ]
         if fields:
             lines.append(f"{name}: ignored on this machine, only pods use them: {', '.join(fields)}")
     return lines
 
 
-def keep_hub_token(model: Model, endpoint: str) -> Model:
-    """Return the Model without its Secret unless the hub serves it: this machine has a token for the hub only."""
+def drop_unusable_secret(model: Model, hub_url: str) -> Model:
+    """Return the Model, without the reference to its Secret unless the hub at `hub_url` serves its source.
+
+    This machine has no Secrets, but one token for the hub, which no other server may get.
+    """
     try:
-        served_by_hub = is_of_hub(parse(model.spec.source), endpoint)
+        served_by_hub = is_of_hub(parse(model.spec.source), hub_url)
     except SourceError:
-        served_by_hub = False  # its inspection reports the source
+        served_by_hub = False  # its inspection reports that the source is invalid
     return model if served_by_hub else structs.replace(model, spec=structs.replace(model.spec, source_secret_ref=None))
 
 
@@ -132,11 +148,11 @@ def with_inspection(model: Model, inspection: Inspection, problem: str = "") -> 
     """
     facts = take_answer(model, inspection)
     if scheme_of(model.spec.source) == "file":
-        # A cluster cannot read the file and so has no revision; with one, the process would have another name here.
+        # The process is named by a hash that includes the revision. A cluster, which cannot read the file, knows none.
         facts = structs.replace(facts, revision="")
     if problem:
         message = f"the stored weights serve, since their source could not be asked: {problem}"
-        return _set_status(model, "Ready", _STORED, message, facts)
+        return _set_status(model, "Ready", _SERVED_FROM_STORE, message, facts)
     return _set_status(model, "Ready", "Inspected", facts.file, facts)
 
 
@@ -175,7 +191,7 @@ def _set_status(
 def _build_host_service(service: InferenceService) -> InferenceService:
     """Return the service as one for a host, without the fields about pods."""
     hardware = ServiceHardware(accelerator="metal")
-    pod_defaults = {attribute: getattr(_DEFAULTS, attribute) for attribute in _POD_FIELDS}
+    pod_defaults = {attribute: getattr(_DEFAULT_SPEC, attribute) for attribute in _POD_FIELDS}
     return structs.replace(service, spec=structs.replace(service.spec, hardware=hardware, **pod_defaults))
 
 

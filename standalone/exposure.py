@@ -29,6 +29,7 @@ class StandaloneExposure(ProxyExposure):
     """Exposure of `runners` at `port` of loopback by `proxy`; once `abort` is set, draining waits for no request."""
 
     def __init__(self, proxy: Proxy, runners: Mapping[str, Runner], port: int, abort: asyncio.Event) -> None:
+        """Keep the proxy, the processes by uid, the endpoint's port, and the event that ends draining at once."""
         super().__init__(proxy, runners)
         self.forwarded_services: frozenset[ObjectKey] = frozenset()
         """The services that the endpoint forwards to."""
@@ -37,6 +38,7 @@ class StandaloneExposure(ProxyExposure):
         self._port = port
         self._abort = abort
         self._token = secrets.token_urlsafe()
+        """The secret with which the router of the proxy reaches the listener of each service."""
 
     @property
     def problem(self) -> str:
@@ -61,7 +63,10 @@ class StandaloneExposure(ProxyExposure):
         """Do nothing: only the proxy forwards to the process, and `drain` removes the process from the proxy."""
 
     async def _configure(self) -> bool:
-        """Configure the proxy; return whether the endpoint or its services have changed."""
+        """Send the proxy a listener for each service, and the router before them that clients reach.
+
+        Returns True if the state of the router, or the services that it can forward to, have changed.
+        """
         grouped = self.services()
         ports = dict.fromkeys(grouped, ServicePort(port=0, token=self._token))  # 0: the kernel chooses
         config = structs.replace(

@@ -21,7 +21,7 @@ from artifacts.source import Source, cache_key, parse
 from artifacts.weights_store import WeightsStore
 from crds.model import Model, ModelSpec
 
-_HURRIED: Final = Patience(connect_seconds=10.0, silence_seconds=10.0, attempts=1)
+_SHORT_PATIENCE: Final = Patience(connect_seconds=10.0, silence_seconds=10.0, attempts=1)
 """Patience with a source whose weights are stored."""
 
 
@@ -58,9 +58,11 @@ class ModelInspector:
             return await self._inspect(model.spec)
 
     async def _inspect(self, spec: ModelSpec) -> tuple[Inspection, str]:
-        """Return the facts of the source, or of pinned weights that are stored; see `inspect`.
+        """Return the facts of a Model's weights, and why its source could not be asked; "" if it was, or need not be.
 
-        The facts of a source are recorded for the next run, in which it may be unreachable.
+        1. Weights of a fixed revision that are stored never change, so their source is not asked.
+        2. Other sources are asked; while one is unreachable, the facts of its stored weights count.
+        3. What a source stated is recorded for the next run, in which it may be unreachable.
         """
         source = parse(spec.source, spec.files)
         stored = await asyncio.to_thread(self._find_stored, source, spec.sha256)
@@ -68,9 +70,9 @@ class ModelInspector:
             return stored, ""
 
         def access(server: Source, patience: Patience) -> SourceAccess:
-            """Return how a server is read: the token is for the source alone, not for its mirrors."""
+            """Return how a server is read: mirrors get no token, and there is little patience if weights are stored."""
             token = self._access.token if spec.source_secret_ref and server is source else None
-            return dataclasses.replace(self._access, token=token, patience=_HURRIED if stored else patience)
+            return dataclasses.replace(self._access, token=token, patience=_SHORT_PATIENCE if stored else patience)
 
         try:
             inspection = await inspect_with_mirrors(source, spec.mirrors, access, sha256=spec.sha256)
@@ -84,17 +86,21 @@ class ModelInspector:
         return inspection, ""
 
     def _find_stored(self, source: Source, sha256: str | None) -> Inspection | None:
-        """Return the facts of the weights in the store that the source had last; None if they are not there."""
+        """Return the facts of the stored weights that the source stated at its last inspection.
+
+        None: the source was never inspected here, or those weights are not in the store. The layout is read from their
+        header; revision, file, checksum and size are those that the source stated.
+        """
         record = durable.read(self._build_record_path(source, sha256), SourceRecord)
         held_weights = self._store.find(source, record.revision or None, record.sha256) if record else None
         if record is None or held_weights is None:
             return None
         try:
-            facts = check_stored(source, held_weights.path)
+            facts = check_stored(source, held_weights.path)  # locked meanwhile, so that they are not deleted
         finally:
             held_weights.release()
-        stated = msgspec.structs.asdict(record) | {"sha256": record.sha256 or ""}
-        return msgspec.structs.replace(facts, **stated)
+        stated_facts = msgspec.structs.asdict(record) | {"sha256": record.sha256 or ""}
+        return msgspec.structs.replace(facts, **stated_facts)
 
     def _build_record_path(self, source: Source, sha256: str | None) -> Path:
         """Return the file of the record of a source."""

@@ -89,10 +89,20 @@ class Machine:
         ledger: Ledger,
         signals: UserSignals,
     ) -> None:
+        """Build the host, its proxy and its inspector; nothing is started before `run`.
+
+        Args:
+            manifests: the Models and services of the files.
+            options: the options of the command line.
+            session: the HTTP session for downloads and for questions to engines.
+            ledger: the memory budget of this machine.
+            signals: the requests of the user.
+        """
         self.manifests = manifests
         self._decisions: dict[ObjectKey, Decision] | None = None
+        """The cache of `decisions`; None: they are computed when they are read next."""
         self.models: dict[ObjectKey, Model] = {
-            key: desired.keep_hub_token(model, options.endpoint) for key, model in manifests.models.items()
+            key: desired.drop_unusable_secret(model, options.endpoint) for key, model in manifests.models.items()
         }
         """The Models, each with the status that is known so far."""
         self.runners: dict[str, Runner] = {}
@@ -103,6 +113,7 @@ class Machine:
         self.failure = ""
         """The reason why nothing can be served, for which `run` has ended by itself; "" if the user ended it."""
         self._reconfigure = asyncio.Event()
+        """Set when the proxy may need another configuration."""
         self._proxy = Proxy(options.folder, self._note_change)
         self.exposure = StandaloneExposure(self._proxy, self.runners, options.port, signals.abort)
         self._host = Host(
@@ -110,7 +121,11 @@ class Machine:
             ledger=ledger,
             runners=self.runners,
             exposure=self.exposure,
-            callbacks=HostCallbacks(lambda _runner: self._note_change(), self._note_change, self._note_pressure_action),
+            callbacks=HostCallbacks(
+                process_changed=lambda _runner: self._note_change(),
+                memory_changed=self._note_change,
+                hold_handled=self._note_pressure_action,
+            ),
             session=session,
             secret=lambda _namespace, _name: options.token,
             file_root=FILE_ROOT,
@@ -142,12 +157,12 @@ class Machine:
         return [runner for runner in self.runners.values() if runner.assignment.service == tuple(key)]
 
     async def wait_until_reachable(self, key: ObjectKey) -> tuple[str, str]:
-        """Wait until a service answers; return its base URL and the name of its model.
+        """Wait until the endpoint forwards to a service; return its base URL and the name of the model in requests.
 
         Raises:
-            AskError: the endpoint cannot be opened, or the service failed or is suspended.
+            AskError: the endpoint cannot be opened, the service is invalid or suspended, or one of its replicas failed.
         """
-        seen_changes = -1
+        seen_changes = -1  # less than any count, so that the first wait returns at once
         while True:
             seen_changes = await self.changes.wait_past(seen_changes)
             router, replicas = self.exposure.router, self.list_replicas(key)
@@ -163,10 +178,14 @@ class Machine:
                 raise AskError(f"{key.name}: {'; '.join(messages)}")
 
     async def run(self) -> None:
-        """Serve until the user stops it or nothing can be served, which ends all engines, or an agent takes over.
+        """Serve until one of these ends it.
+
+        * The user stops it, or nothing can be served (`failure` says why): all engines are drained and stopped.
+        * An agent takes over: all engines keep running.
 
         Raises:
-            StartError: engines of a cluster run from this state folder, or its records cannot be read.
+            StartError: engines of a cluster run from this state folder, its records cannot be read, or another program
+                listens on the port.
         """
         await self._refuse_cluster_engines()
         limits.raise_descriptor_limit()
@@ -176,12 +195,26 @@ class Machine:
         except ExceptionGroup as ended:
             if refused := ended.subgroup(StartError):
                 raise refused.exceptions[0] from None
-            if ended.split(_ServingEnded)[1] is not None:  # there are other errors, too
+            # `_serve` ends the loops of the group by raising _ServingEnded: any other error is a failure.
+            _, other_errors = ended.split(_ServingEnded)
+            if other_errors is not None:
                 raise
             log.info("pomona_up_ended", handed_over=self.signals.hand_over.is_set(), processes=len(self.runners))
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
-        """Start all loops, wait until the user ends them, and end the engines unless an agent takes over."""
+        """Start everything in `group`, wait for the end, and end the engines unless an agent takes over.
+
+        1. Adopt the proxy and the engines that an earlier run left. A proxy that still runs has the port already;
+           otherwise the port must be free.
+        2. Start the loops, and the processes that can be decided already. Then inspect each Model, after which further
+           processes start.
+        3. At a stop, drain and stop the processes before the proxy, which still has their last requests. At a
+           hand-over, leave all of them running.
+
+        Raises:
+            _ServingEnded: in any case at the end: it cancels the loops of `group`.
+            StartError: the records of engines cannot be read, or the port is in use.
+        """
         try:
             await self._host.recover(group)
         except OSError as error:
@@ -202,9 +235,9 @@ class Machine:
         raise _ServingEnded
 
     async def _refuse_cluster_engines(self) -> None:
-        """Refuse to start beside engines of a cluster: the files do not list them, so they would be stopped.
+        """Raise StartError if the records name an engine that a cluster has placed here and that may still run.
 
-        An engine without a process of its own is a model that its daemon has loaded.
+        The files do not list such an engine, so that this run would stop it.
         """
         try:
             records = self._host.context.records.load()
@@ -219,7 +252,11 @@ class Machine:
                 )
 
     async def _may_run(self, record: Record) -> bool:
-        """Return whether the engine of `record` runs, or whether that is unknown. Raises OSError."""
+        """Return True if the engine of `record` runs, or if that cannot be found out. Raises OSError.
+
+        A record without the identity of a process is of a model in a daemon such as Ollama: it runs while it is
+        loaded. Without such a daemon it does not run.
+        """
         if record.identity is not None:
             return is_running(record.identity)
         daemon = self._host.context.daemons.get(record.spec.runtime)
@@ -243,13 +280,15 @@ class Machine:
         self._note_change()
 
     def _update_assignments(self, supervisor: Supervisor) -> None:
-        """Decide again, and pass the assignments to the supervisor.
+        """Decide all services again, and have the supervisor run the processes that follow.
 
-        While a Model is not inspected yet, no engine is stopped: one of an earlier run may serve that Model.
+        While a Model is not inspected yet, processes are only started: one that an earlier run left may serve that
+        Model. Once all Models are inspected, every other process is stopped, and what was noted about it is forgotten.
         """
         self._decisions = None
         assigned = [assignment for decision in self.decisions.values() for assignment in decision.assignments]
-        if any(model.status.phase == "Pending" for model in self.models.values()):
+        is_list_incomplete = any(model.status.phase == "Pending" for model in self.models.values())
+        if is_list_incomplete:
             supervisor.add(assigned)
         else:
             supervisor.assign(assigned)
@@ -280,18 +319,22 @@ class Machine:
             await asyncio.sleep(max(pause_seconds, retry_after_seconds))
 
     async def _inspect_once(self, model: Model) -> Model:
-        """Return the Model with its status; a Model of Ollama's library has the facts of its spec only."""
+        """Return the Model with the result of one inspection in its status. Raises ArtifactError if it fails.
+
+        A Model of Ollama's library is not inspected: Ollama pulls it, and the memory that its spec states is used.
+        """
         if parse(model.spec.source).scheme == "ollama":
             return desired.assume_ready(model)
-        inspection, problem = await self._inspector.inspect(model)
-        if problem:
-            log.warning("source_not_asked", model=model.metadata.name, error=problem)
-        return desired.with_inspection(model, inspection, problem)
+        inspection, source_problem = await self._inspector.inspect(model)
+        if source_problem:  # the facts are those of the stored weights
+            log.warning("source_not_asked", model=model.metadata.name, error=source_problem)
+        return desired.with_inspection(model, inspection, source_problem)
 
     async def _end_if_nothing_serves(self) -> None:
         """Set `failure` and the signal to stop, once the endpoint cannot be opened or no service will serve any more.
 
-        A service may still serve if it has served before, or if what keeps it may pass without the user.
+        A service may still serve if it has served before, or if its failure may pass without the user. Services
+        that the user has suspended do not count.
         """
         seen_changes, ever_served = -1, set[ObjectKey]()
         while not self.failure:
@@ -299,7 +342,7 @@ class Machine:
             if self.exposure.problem:
                 self.failure = self.exposure.problem
                 continue
-            failures = {}
+            failures = dict[str, str]()  # by service; "" for one that may still serve
             for key, decision in self.decisions.items():
                 if decision.problem is not None and decision.problem.phase == "Suspended":
                     continue
@@ -311,7 +354,11 @@ class Machine:
         self.signals.stop.set()
 
     async def _configure_proxy(self) -> None:
-        """Configure the proxy after each change, until cancelled."""
+        """Send the proxy a new configuration after each change, until cancelled.
+
+        If the proxy refuses it, or does not answer the request, it is sent again after a short pause. While the proxy
+        is known not to answer, nothing is sent: that it answers again is a change, too.
+        """
         while True:
             await self._reconfigure.wait()
             self._reconfigure.clear()

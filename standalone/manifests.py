@@ -182,7 +182,7 @@ def _read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
 
 
 def _list_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files, and those of the folders."""
+    """Yield each path that is a file, and of each folder its YAML and JSON files, in the order of their names."""
     for path in paths:
         if path.is_dir():
             yield from sorted(entry for entry in path.iterdir() if entry.suffix in _SUFFIXES)
@@ -191,8 +191,16 @@ def _list_files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _parse_documents(path: Path) -> list[Document]:
-    """Return the documents of a file, each with its number if there are several."""
-    documents, number = list[Document](), 0
+    """Return the documents of a YAML file, which begin at `---`; empty ones do not count.
+
+    Each has its number in the file from 1 on, or 0 if it is the only one. The objects of a List have the number of it.
+
+    Raises:
+        OSError, UnicodeDecodeError, RecursionError: the file cannot be read.
+        ManifestError: it is too large for a manifest.
+        yaml.YAMLError: it is not valid YAML.
+    """
+    documents, count = list[Document](), 0
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -207,35 +215,47 @@ def _parse_documents(path: Path) -> list[Document]:
             value = loader.construct_document(node)
             if value is None:
                 continue
-            documents += [replace(document, number=number + 1) for document in _split_list(path, node, value)]
-            number += 1
+            documents += [replace(document, number=count + 1) for document in _split_list(path, node, value)]
+            count += 1
     except yaml.MarkedYAMLError as error:
-        if number:
-            error.problem = f"document {number + 1}: {error.problem}"
+        if count:
+            error.problem = f"document {count + 1}: {error.problem}"
         raise
     finally:
         loader.dispose()
-    return documents if number > 1 else [replace(document, number=0) for document in documents]
+    return documents if count > 1 else [replace(document, number=0) for document in documents]
 
 
 def _split_list(path: Path, node: yaml.Node, value: object) -> Iterator[Document]:
-    """Yield each object of a List, as kubectl and `pomona deploy --dry-run -o json` print several, or the document."""
+    """Yield each object of a `kind: List`, as kubectl prints several objects in one document; else the document itself.
+
+    Args:
+        path: the file.
+        node: the document as YAML nodes, which know their lines.
+        value: the same document as plain values.
+    """
     if not isinstance(value, dict):
         raise yaml.MarkedYAMLError(problem="a manifest has to be a mapping of fields", problem_mark=node.start_mark)
-    items = next((child for key, child in node.value if key.value == "items"), None)
-    if value.get("kind") != "List" or not isinstance(items, yaml.SequenceNode):
+    items_node = next((child for key, child in node.value if key.value == "items"), None)
+    if value.get("kind") != "List" or not isinstance(items_node, yaml.SequenceNode):
         yield Document(path, node, value)
         return
-    for inner, manifest in zip(items.value, value["items"], strict=True):
-        yield from _split_list(path, inner, manifest)
+    for item_node, manifest in zip(items_node.value, value["items"], strict=True):
+        yield from _split_list(path, item_node, manifest)
 
 
 def _check_size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return the nodes and levels below `node`, each as often as aliases repeat it; raise if there are too many.
+    """Return the number of nodes and of levels that `node` has when its aliases are written out.
+
+    A short file may repeat an anchor by aliases so often that its values fill the memory ("billion laughs").
 
     Args:
-        node: the top node.
-        sizes: counts so far, by the id of a node; None for a node that is being counted.
+        node: the node to count.
+        sizes: the results so far, by the `id` of the node, so that a repeated one is counted once; None marks a node
+            that is being counted now: to meet it again means that an anchor contains itself.
+
+    Raises:
+        yaml.MarkedYAMLError: there are too many nodes or levels, or an anchor contains itself.
     """
     if id(node) in sizes:
         size = sizes[id(node)]
@@ -264,7 +284,7 @@ def _is_ours(document: Document) -> bool:
 
 
 def _find_problems(document: Document) -> Iterator[str]:
-    """Yield the problems of one document of ours."""
+    """Yield the problems of one document of Pomona's API group, each with its file and line."""
     kind = document.manifest.get("kind")
     if kind in ("MetalProcess", "MetalHost"):
         yield document.describe("created by Pomona itself: write an InferenceService instead", ("kind",))
@@ -311,7 +331,10 @@ def find_duplicates(documents: Iterable[Document], *, is_one_machine: bool) -> I
 
 
 def _find_missing_models(documents: Sequence[Document]) -> Iterator[str]:
-    """Yield a problem for each Model that a service names and the files lack."""
+    """Yield a problem for each Model that a service names, as its own or as a companion, and that the files lack.
+
+    The documents must be valid.
+    """
     models = {document.key for document in documents if document.manifest["kind"] == "Model"}
     for document in documents:
         if document.manifest["kind"] != "InferenceService":

@@ -51,7 +51,14 @@ def _locate_source(text: str) -> str:
 
 
 async def _state_memory(model: Model, service: InferenceService, options: StandaloneOptions) -> Model:
-    """Return the Model with the memory that its file needs, which the user states for a cluster."""
+    """Return the Model of a local file with `spec.memoryBytes`, which is computed from the header of the file.
+
+    In a manifest the user has to state it for a file:// source, since nothing in a cluster can read the file.
+
+    Raises:
+        ArtifactError: the file cannot be read.
+        ManifestError: its memory cannot be estimated.
+    """
     access = SourceAccess(endpoint=options.endpoint, file_root=FILE_ROOT)
     inspection = await inspect(parse(model.spec.source), access)
     inspected = desired.with_inspection(model, inspection)

@@ -57,27 +57,29 @@ def build_row(
 
     Args:
         name: the service.
-        decision: the decision for it.
-        replicas: status, reserved bytes and used bytes of each.
+        decision: the decision for it, whose problem is shown while it has no replica.
+        replicas: of each its status, the bytes that are reserved for it, and the bytes that it uses; None: not known.
         stats: the proxy's counts, if it has the service.
         tokens_per_second: rate since the last reading; None if it is not known.
         answers: True if the endpoint forwards to the service.
     """
     worst_last = sorted(replicas, key=lambda replica: _PHASES.index(replica[0].phase))
     if not worst_last:
+        # No process was decided yet, or none can be.
         if decision.problem is None:
             return Row(service=name, phase="Pending")
         return Row(service=name, phase=decision.problem.phase, detail=decision.problem.message)
     worst, reserved_bytes, used_bytes = worst_last[-1]
     ready = sum(status.phase == "Ready" for status, _, _ in worst_last)
     measured = [size for _, _, size in worst_last if size]
+    # The row shows the detail of the worst replica.
     detail = _describe_progress(worst, reserved_bytes, used_bytes)
     if len(worst_last) > 1:
         detail = f"{ready} of {len(worst_last)} replicas are ready" + (f"; {detail}" if detail else "")
     phase = "Ready" if ready == len(worst_last) else "Degraded"
     if ready == 0:
         phase = worst.phase
-    if ready and not answers:
+    if ready and not answers:  # the proxy does not know the loaded engine yet
         phase, detail = "Starting", "loaded; waiting for the endpoint"
     if phase == "Ready" and decision.note:
         detail = f"{detail}; {decision.note}" if detail else decision.note
@@ -119,7 +121,12 @@ class RowBuilder:
         self._rates: dict[str, float] = {}
 
     async def build_rows(self, state: ProxyState | None, now: float) -> list[Row]:
-        """Return a row for each service; `now` is monotonic, in seconds."""
+        """Return a row for each service, with the memory that its processes use now, and its rates.
+
+        Args:
+            state: the proxy's state, which has the counts of requests and tokens; None: it does not answer.
+            now: the seconds of a monotonic clock.
+        """
         machine = self._machine
         stats = {service.name: service.stats for service in state.services} if state else {}
         self._update_rates(stats, now)
@@ -127,7 +134,7 @@ class RowBuilder:
         for key, decision in machine.decisions.items():
             replicas = []
             for runner in machine.list_replicas(key):
-                status = runner.build_status(None)
+                status = runner.build_status(port=None)
                 used = await asyncio.to_thread(footprint_bytes, status.pid) if status.pid else None
                 replicas.append((status, runner.assignment.spec.memory_bytes, used))
             name = "/".join(key)
@@ -172,7 +179,11 @@ def build_example_command(machine: Machine) -> str:
 
 
 async def show_table(machine: Machine, console: Console, hint: Callable[[UserSignals], str]) -> None:
-    """Keep a table on the terminal up to date, until cancelled."""
+    """Keep a table on the terminal up to date, until cancelled.
+
+    Once the endpoint is open, an example command is printed above the table, which is drawn in place. `hint` returns
+    the line below it, such as which keys stop everything.
+    """
     builder = RowBuilder(machine)
 
     async def refresh() -> Group:
@@ -232,32 +243,41 @@ class ChangePrinter:
     """Printer of a line for each change, for output that is no terminal."""
 
     def __init__(self, machine: Machine, out: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
+        """Print changes of `machine` to `out`; `clock` returns the seconds that begin each line."""
         self._machine = machine
         self._out = out
         self._clock = clock
         self._started = clock()
-        # The last line of each service, and when the next line of progress may follow it.
-        self._printed: dict[str, str] = {}
+        self._last_lines: dict[str, str] = {}
+        """The line that was printed last for each service."""
         self._next_progress_at: dict[str, float] = {}
-        self._head = ""
+        """The time from which on a service may have another line that only reports progress."""
+        self._last_endpoint_line = ""
 
     def print_changes(self) -> None:
-        """Print the changes since the last call; progress at most every ten seconds."""
-        if self._machine.exposure.router and (head := describe_endpoint(self._machine)) != self._head:
-            self._head = head
-            self._print_line(head)
+        """Print a line for the endpoint and for each service whose line differs from its last one.
+
+        A service that is only Pending has no line yet. A line that differs by progress alone is left out until ten
+        seconds after the last one.
+        """
+        endpoint_line = describe_endpoint(self._machine)
+        if self._machine.exposure.router and endpoint_line != self._last_endpoint_line:
+            self._last_endpoint_line = endpoint_line
+            self._print_line(endpoint_line)
         for key, decision in self._machine.decisions.items():
-            replicas = ((runner.build_status(None), None, None) for runner in self._machine.list_replicas(key))
+            # Without the measured and reserved memory, which change with each reading.
+            replicas = ((runner.build_status(port=None), None, None) for runner in self._machine.list_replicas(key))
             answers = key in self._machine.exposure.forwarded_services
             shown = build_row(key.name, decision, replicas, stats=None, tokens_per_second=None, answers=answers)
             text = f"{shown.service}: {shown.phase}" + (f" - {shown.detail}" if shown.detail else "")
-            last_text = self._printed.get(shown.service, "")
+            last_text = self._last_lines.get(shown.service, "")
             has_same_phase = last_text.startswith(f"{shown.service}: {shown.phase}")
             is_progress = has_same_phase and shown.phase in {"Fetching", "Starting"}
             says_nothing_new = text in {last_text, f"{shown.service}: Pending"}
-            if says_nothing_new or (is_progress and self._clock() < self._next_progress_at[shown.service]):
+            is_too_soon = is_progress and self._clock() < self._next_progress_at[shown.service]
+            if says_nothing_new or is_too_soon:
                 continue
-            self._printed[shown.service] = text
+            self._last_lines[shown.service] = text
             self._next_progress_at[shown.service] = self._clock() + PROGRESS_SECONDS
             self._print_line(text)
 

@@ -19,7 +19,7 @@ from extender.extender_metrics import ExtenderMetrics
 from extender.feed import ExtenderFeed, open_view
 from extender.run import keep_lists_out_of_collection
 from extender.score import ScoreWeights
-from extender.server import list_reads, listen_to_scheduler
+from extender.server import list_probe_routes, listen_to_scheduler
 from extender.speed_table import SpeedTable
 from extender.subject import estimate_served_speed
 from fitness.performance import MeasuredPerformance, hash_model
@@ -79,7 +79,7 @@ async def main(nodes: int, services: int) -> None:
     answers = Answers(feed.find_board, ScoreWeights(), metrics)
     keep_lists_out_of_collection()
     version = 1
-    async with listen_to_scheduler(answers, list_reads(metrics, lambda: True), "127.0.0.1", 0) as (_, port):
+    async with listen_to_scheduler(answers, list_probe_routes(metrics, lambda: True), "127.0.0.1", 0) as (_, port):
         print(port, flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             version += 1

@@ -40,7 +40,10 @@ class TopologyNode(NamedTuple):
 
 
 def read_topology(sys: Path) -> tuple[TopologyNode, ...]:
-    """Return the GPUs of the topology; none if the compute driver is not loaded."""
+    """Return the GPUs in the topology of AMD's compute driver (KFD); none if the driver is not loaded.
+
+    The topology numbers processors and GPUs as nodes, and has the links between them.
+    """
     nodes = []
     for folder in kernel_files.list_folder(sys / "class/kfd/kfd/topology/nodes", r"[0-9]+"):
         facts = _read_properties(folder)
@@ -86,7 +89,10 @@ _ARGUMENTS: Final = (
 
 
 def read_amd(sys: Path, proc: Path) -> VendorReading | None:
-    """Read the GPUs by the kernel's files, else by rocm-smi; None if neither is there."""
+    """Read AMD's GPUs from the kernel's files, or by the tool rocm-smi if these state none.
+
+    None: the kernel's files state none, and the tool is not installed. A tool that fails is a problem of the reading.
+    """
     cards = [card for card in kernel_files.list_cards(sys, _VENDOR_ID) if card.driver == "amdgpu"]
     devices = list_amd_devices(cards, read_topology(sys))
     if devices:
@@ -101,24 +107,31 @@ def read_amd(sys: Path, proc: Path) -> VendorReading | None:
 
 
 def list_amd_devices(cards: Sequence[kernel_files.DrmCard], topology: Sequence[TopologyNode]) -> tuple[NodeDevice, ...]:
-    """Return the devices of these cards, without integrated GPUs."""
+    """Return the devices of these cards, without integrated GPUs, which have little memory of their own.
+
+    The cards are those of the graphics driver. The topology is that of the compute driver: it adds the architecture of
+    a card, and the links to other cards, and is matched by the PCI address.
+    """
     # Reversed, so that of the partitions at one address the first is kept.
-    nodes = {node.address: node for node in reversed(topology)}
-    addresses = {node.number: node.address for node in topology}
-    ids = {card.address: clean_text(card.read("unique_id")) or card.address for card in cards}
+    node_at = {node.address: node for node in reversed(topology)}
+    address_of_number = {node.number: node.address for node in topology}
+    id_at = {card.address: clean_text(card.read("unique_id")) or card.address for card in cards}
     devices = []
     for card in cards:
-        node = nodes.get(card.address)
-        linked_numbers = node.linked if node else ()
-        linked_ids = [ids[addresses[number]] for number in linked_numbers if addresses.get(number) in ids]
-        device = _read_device(card, ids[card.address], node.target if node else "", linked_ids)
+        node = node_at.get(card.address)
+        linked_addresses = [address_of_number.get(number) for number in (node.linked if node else ())]
+        linked_ids = [id_at[address] for address in linked_addresses if address in id_at]
+        device = _read_device(card, id_at[card.address], node.target if node else "", linked_ids)
         if (device.memory_bytes or 0) >= _LEAST_BYTES:
             devices.append(device)
     return tuple(devices)
 
 
 def parse_rocm_smi(text: str) -> VendorReading:
-    """Read the JSON of rocm-smi, whose names of fields differ between versions in their capitals."""
+    """Read the JSON of rocm-smi: a section for each card, and one for the system, which names the driver.
+
+    The names of fields are compared in lower case, since their capitals differ between versions.
+    """
     # Some versions print warnings before it.
     try:
         answer = json.loads("{" + text.partition("{")[2])
@@ -156,7 +169,10 @@ def _read_device(card: kernel_files.DrmCard, device_id: str, target: str, linked
 
 
 def _parse_card(card: Mapping[str, Any]) -> NodeDevice | None:
-    """Return the device of a section of rocm-smi; None for an integrated GPU, or one without an id."""
+    """Return the device of a card's section in rocm-smi's JSON; None for an integrated GPU, or one without an id.
+
+    An integrated GPU has little memory of its own. What the section lacks comes from the table of products.
+    """
     facts = _lower_keys(card)
     total_bytes = parse_size_bytes(facts.get("vram total memory (b)", ""))
     device_id = clean_text(facts.get("unique id", "")) or clean_text(facts.get("pci bus", ""))

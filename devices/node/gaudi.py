@@ -21,14 +21,18 @@ _FIELDS: Final = (
     *("index", "name", "bus_id", "driver_version", "uuid", "memory.total", "memory.free"),
     *("utilization.aip", "temperature.aip"),
 )
-_OLD_FIELDS: Final = 7
-"""Fields before those of utilization and temperature, which versions name differently."""
+_COMMON_FIELD_COUNT: Final = 7
+"""Number of the first fields that all versions know; those of utilization and temperature have other names in some."""
 _NAME: Final = re.compile(r"HL-(20|2|3)[0-9]", re.IGNORECASE)
 _ARCHITECTURES: Final = {"20": "gaudi", "2": "gaudi2", "3": "gaudi3"}
 
 
 def read_gaudi(sys: Path, proc: Path) -> VendorReading | None:
-    """Read the cards by hl-smi, else by the kernel's files with hl-smi's problems; None if neither is there."""
+    """Read the cards by the vendor's tool hl-smi; None if the node has neither the tool nor cards.
+
+    Without the tool, or if it states no card, the cards are read from the kernel's files, which state no memory; the
+    problems of the tool are reported with them.
+    """
     by_kernel = _read_kernel_files(sys, proc)
     program = find_program("hl-smi") or find_program("/opt/habanalabs/bin/hl-smi")
     if program is None:
@@ -38,8 +42,11 @@ def read_gaudi(sys: Path, proc: Path) -> VendorReading | None:
 
 
 def _ask_tool(program: str) -> VendorReading:
-    """Return the answer to all fields, or to those that all versions know if this one refuses the others."""
-    for fields in (_FIELDS, _FIELDS[:_OLD_FIELDS]):
+    """Return the tool's answer to a query of all fields, or of fewer if this version refuses one that it does not know.
+
+    A refusal is an output without a card. A tool that prints nothing has failed otherwise, and is not asked again.
+    """
+    for fields in (_FIELDS, _FIELDS[:_COMMON_FIELD_COUNT]):
         answer = run_tool(program, "-Q", ",".join(fields), "-f", "csv")
         reading = parse_hl_smi(answer.text)
         if answer.problem:
@@ -50,7 +57,10 @@ def _ask_tool(program: str) -> VendorReading:
 
 
 def parse_hl_smi(text: str) -> VendorReading:
-    """Read the table of hl-smi; its header names the columns, whose order and units belong to the version."""
+    """Read the CSV table of hl-smi, whose columns are named by its header, such as `memory.total [MiB]`.
+
+    Without a header, the columns are the fields that were asked for. Lines with another number of cells are no rows.
+    """
     lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if len(line) > 1]
     header = next((line for line in lines if line[0].strip() == "index"), None)
     names = [cell.partition("[")[0].strip() for cell in header] if header else list(_FIELDS)
@@ -91,7 +101,10 @@ def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
 
 
 def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
-    """Read the cards by the kernel's files; None if the node has none."""
+    """Read Intel's Gaudi cards among the accelerators in the kernel's files; None if the node has none.
+
+    The files state neither memory nor utilization; the memory is that of the product.
+    """
     devices = []
     for folder in kernel_files.list_folder(sys / "class/accel", r"accel[0-9]+"):
         device = folder / "device"

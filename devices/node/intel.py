@@ -31,7 +31,10 @@ INTEL_CARDS: Final = {
 
 
 def read_intel(sys: Path, proc: Path) -> VendorReading | None:
-    """Read the cards; None if the node has none."""
+    """Read Intel's graphics cards from the kernel's files, without the integrated GPU; None if the node has none.
+
+    A card whose driver does not state its memory is a problem, too.
+    """
     cards = [card for card in kernel_files.list_cards(sys, _VENDOR_ID) if card.address != _INTEGRATED]
     if not cards:
         return None

@@ -34,7 +34,10 @@ def read_labels(labels: Labels) -> VendorReading | None:
 
 
 def _read_nvidia(labels: Labels) -> VendorReading | None:
-    """Return what GPU feature discovery states; None if it states no product."""
+    """Return the devices that GPU feature discovery, NVIDIA's labeller, states; None if it states no product.
+
+    What no label states comes from the table of products; a partition has not the memory of its product.
+    """
     name, partition = read_product(VENDORS["nvidia"], labels)
     if not name:
         return None
@@ -55,7 +58,10 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
 
 
 def _read_amd(labels: Labels) -> VendorReading | None:
-    """Return what AMD's labeller states; None if it states neither product nor device id."""
+    """Return the devices that AMD's labeller states; None if it states neither product nor device id.
+
+    What no label states comes from the table of products.
+    """
     stated_name = clean_text(labels.get(VENDORS["amd"].product_label or "", ""))
     device_id = labels.get("amd.com/gpu.device-id", "") or labels.get("beta.amd.com/gpu.device-id", "")
     if not stated_name and not device_id:
@@ -67,7 +73,8 @@ def _read_amd(labels: Labels) -> VendorReading | None:
         architecture=product.capability if product else "",
         memory_bytes=_read_memory_bytes("amd", labels) or (product.memory_bytes if product else None),
     )
-    # AMD's labeller repeats each value as a part of another label, whose value is the number of devices with it.
+    # The labeller writes each fact twice: amd.com/gpu.vram=64G, and amd.com/gpu.vram.64G=8 for 8 devices with it. The
+    # largest of these numbers is the number of devices.
     counts = [parse_number(value) for key, value in labels.items() if _AMD_COUNT.fullmatch(key)]
     count = max((amount for amount in counts if amount), default=None)
     return _build_reading("amd", device, count, labels.get("amd.com/gpu.driver-version", ""))
@@ -81,7 +88,7 @@ def _read_gaudi(labels: Labels) -> VendorReading | None:
 
 
 def _read_intel(labels: Labels) -> VendorReading | None:
-    """Return the cards that Intel's plugins count by their PCI id."""
+    """Return the cards that Intel's device plugins count in a label with their PCI id; None if no label does."""
     for key, value in labels.items():
         match = _INTEL_COUNT.fullmatch(key)
         # The plugins label integrated GPUs as well, which are no devices of a node.
@@ -98,7 +105,10 @@ def _read_memory_bytes(vendor: NodeVendor, labels: Labels) -> int | None:
 
 
 def _build_reading(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: str) -> VendorReading:
-    """Return the reading of a node with this number of equal devices; one, and a problem, if the number is unknown."""
+    """Return the reading of a node with this number of equal devices, which get their product and a number as ids.
+
+    If the number is unknown, or cannot be right, one device is reported, with a problem that says so.
+    """
     problems = []
     if count is None or not 0 < count <= 1 << 16:
         problems.append(
@@ -107,6 +117,6 @@ def _build_reading(vendor: NodeVendor, device: NodeDevice, count: int | None, dr
         )
         count = 1
     name = device.product.lower().replace(" ", "-")
-    # One device too many tells that there are more than can be reported.
+    # Up to one more than can be reported: `choose_reading` then leaves it out, and reports a problem.
     devices = tuple(replace(device, id=f"{name}-{index}"[-64:]) for index in range(min(count, MOST_DEVICES + 1)))
     return VendorReading(vendor, "labels", devices=devices, driver=clean_text(driver), problems=tuple(problems))

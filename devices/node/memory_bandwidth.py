@@ -29,7 +29,7 @@ def measure_memory_bandwidth() -> int | None:
 
 
 def _copy_until(deadline: float) -> int:
-    """Copy a buffer until the deadline; return the number of bytes."""
+    """Copy a buffer again and again until the deadline, in this thread; return the number of bytes that were copied."""
     copied_bytes = 0
     # Unlike those of the heap, mappings are returned to the kernel.
     with mmap.mmap(-1, _BUFFER_BYTES) as source, mmap.mmap(-1, _BUFFER_BYTES) as target:

@@ -17,7 +17,7 @@ class NumberFormats(NamedTuple):
 
 
 def find_number_formats(vendor: str, architecture: str) -> NumberFormats:
-    """Return the formats of an architecture, such as sm_90, gfx942 or gaudi3."""
+    """Return whether an architecture, such as sm_90, gfx942 or gaudi3, computes with INT4 and FP8; None: unknown."""
     if vendor == "nvidia":
         return _of_nvidia(architecture)
     if vendor == "amd":

@@ -96,11 +96,16 @@ def parse_partitions(text: str) -> dict[str, list[Partition]]:
 
 
 def parse_partition_memory(text: str) -> dict[tuple[str, int], PartitionMemory]:
-    """Read the memory of partitions in the output of `nvidia-smi -q`, by bus id of the GPU and index in it."""
+    """Read the memory of MIG partitions in the output of `nvidia-smi -q`, by bus id of the GPU and index in it.
+
+    The output has a section for each GPU, which begins with `GPU 00000000:17:00.0`. In it, each partition is a block
+    that begins with `    MIG Device`, with its index, and its memory under `Shared FB Memory Usage`, or else under
+    `FB Memory Usage`.
+    """
     memories: dict[tuple[str, int], PartitionMemory] = {}
     for section in re.split(r"^(?=GPU \S)", text, flags=re.MULTILINE):
         bus_id = re.match(r"GPU (\S{1,32})", section)
-        # The header of each partition and of what follows the last one is indented by four.
+        # A line that is indented by four begins a block: that of a partition, or of what follows the last one.
         for block in re.split(r"^ {4}(?=\S)", section, flags=re.MULTILINE) if bus_id else ():
             index = re.search(r"\A *MIG Device\s+Index +: ([0-9]{1,3})$", block, re.MULTILINE)
             memory = re.search(r"^ +Shared FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
@@ -113,7 +118,10 @@ def parse_partition_memory(text: str) -> dict[tuple[str, int], PartitionMemory]:
 
 
 def parse_links(text: str) -> dict[int, list[int]]:
-    """Read which GPUs reach which others by NVLink in the output of `nvidia-smi topo -m`, by index."""
+    """Return the indices of the GPUs that each GPU reaches by NVLink, by its index, from `nvidia-smi topo -m`.
+
+    The output is a matrix with a row and a column for each GPU; NV4 in a cell means four NVLinks between the two.
+    """
     lines = [_COLOR.sub("", line).split("\t") for line in text.splitlines()]
     header = next((cells for cells in lines if len(cells) > 1 and cells[1].strip() == "GPU0"), None)
     if header is None:
@@ -138,7 +146,14 @@ def list_devices(
     memory: Mapping[tuple[str, int], PartitionMemory],
     links: Mapping[int, Sequence[int]],
 ) -> tuple[NodeDevice, ...]:
-    """Return the devices on which something can run: a GPU, or its partitions if MIG is on."""
+    """Return the devices on which something can run: a GPU, or its partitions if MIG is on.
+
+    Args:
+        gpus: the GPUs of the node.
+        partitions: the partitions, by the id of their GPU.
+        memory: the memory of each partition, by the bus id of its GPU and its index there.
+        links: the indices of the GPUs that a GPU reaches by NVLink, by its own index.
+    """
     ids = {gpu.number: gpu.device.id for gpu in gpus}
     devices: list[NodeDevice] = []
     for gpu in gpus:
@@ -169,7 +184,11 @@ def format_architecture(capability: str) -> str:
 
 
 def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
-    """Return the GPU of a row of nvidia-smi; None if it has no index, id or name."""
+    """Return the GPU of a row of nvidia-smi; None if it has no index, id or name.
+
+    A GPU without memory of its own, whose addressing mode is ATS (address translation services), computes in the
+    memory of the machine.
+    """
     number, bus_id = parse_number(cells.get("index", "")), clean_text(cells.get("pci.bus_id", ""))
     device_id = clean_text(cells.get("uuid", "")) or bus_id
     name = clean_text(cells.get("name", ""))
@@ -208,7 +227,10 @@ _links: Final[dict[tuple[str, ...], dict[int, list[int]]]] = {}
 
 
 def read_nvidia() -> VendorReading | None:
-    """Read the GPUs; None if the tool is not installed."""
+    """Read NVIDIA's GPUs and their MIG partitions by nvidia-smi; None if the tool is not installed.
+
+    Partitions, their memory and the links between GPUs take a further run of the tool each, and only if there are any.
+    """
     program = find_program("nvidia-smi")
     if program is None:
         return None
@@ -258,7 +280,7 @@ def _find_links(program: str, gpus: Sequence[NvidiaGpu]) -> dict[int, list[int]]
         answer = run_tool(program, "topo", "-m")
         if answer.problem:
             return {}
-        _links.clear()
+        _links.clear()  # the answer for the GPUs before is not kept
         _links[ids] = parse_links(answer.text)
     return _links[ids]
 

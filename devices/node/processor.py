@@ -31,7 +31,10 @@ def read_processor(proc: Path) -> NodeFitnessStatus:
 
 
 def parse_processor(text: str, architecture: str) -> NodeFitnessStatus:
-    """Return the facts of the processor in /proc/cpuinfo; hyper-threads are no cores."""
+    """Return the facts of the processor from the text of /proc/cpuinfo, which has an entry for each hyper-thread.
+
+    Threads with the same package and core are one core; where these are not stated, each thread counts as a core.
+    """
     flags_line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)  # that of the first processor
     flags = set(flags_line[1].split()) if flags_line else set()
     threads = len(re.findall(r"^processor\s*:\s*[0-9]+\s*$", text, re.MULTILINE))

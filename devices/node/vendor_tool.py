@@ -36,7 +36,10 @@ class ToolAnswer(NamedTuple):
 
 
 def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> ToolAnswer:
-    """Run the program, given by its full path, and return its standard output; a failure is a problem, never raised."""
+    """Run a vendor's program, given by its full path, and return its output, or a problem in words; raises nothing.
+
+    A run that takes too long, or prints too much, is killed. While a killed run has not ended, no new one is started.
+    """
     earlier = _hung.get(program)
     if earlier is not None and earlier.poll() is None:
         return ToolAnswer(problem="still hangs since an earlier probe, and is not started again before it ends")
@@ -72,7 +75,10 @@ def quote_output(text: str) -> str:
 
 
 def _finish_run(program: str, process: "subprocess.Popen[bytes]", text: str) -> ToolAnswer:
-    """Return the answer of a tool that has closed its output; a failure or an empty output is a problem."""
+    """Return the answer of a tool that has closed its output; a failure or an empty output is a problem.
+
+    A tool that does not end is killed, but its answer, which is complete, counts.
+    """
     try:
         status = process.wait(1)  # it closed its output, so it is about to end
     except subprocess.TimeoutExpired:
@@ -121,7 +127,10 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _reap_children() -> None:
-    """Release children of earlier runs that have ended: nobody else reads their exit status if they became ours."""
+    """Read the exit status of processes that earlier runs have left, so that they do not stay zombies.
+
+    A child of a tool that has ended becomes a child of this process if this is the first process of its container.
+    """
     for group in tuple(_groups):
         try:
             while os.waitpid(-group, os.WNOHANG)[0]:  # the pid of a child that has ended; 0: the others still run

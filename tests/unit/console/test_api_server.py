@@ -219,8 +219,8 @@ async def test_flood_of_tokens_is_not_kept() -> None:
     reviews = AccessReviews(reviewer)  # type: ignore[arg-type] # it calls review() only
     for number in range(MOST_KEPT + 10):
         assert await reviews.identify(f"token-of-stranger-{number}", "10.0.0.1") is None
-    assert len(reviews._strangers._answers) == MOST_KEPT
-    assert not any("token" in str(key) for key in reviews._strangers._answers)
+    assert len(reviews._invalid_tokens._answers) == MOST_KEPT
+    assert not any("token" in str(key) for key in reviews._invalid_tokens._answers)
 
 
 async def test_answer_that_the_client_has_is_not_sent_again() -> None:

@@ -12,7 +12,7 @@ from devices.vendors import VENDORS
 from extender.answers import Answers
 from extender.extender_metrics import ExtenderMetrics
 from extender.score import ScoreWeights
-from extender.server import list_reads, list_verbs
+from extender.server import list_probe_routes, list_verb_routes
 from extender.speed_table import SpeedTable
 from fitness.performance_store import PerformanceTable
 from gateway.http.whole_answers import AnswerServer, BodyLimits, serve_answers
@@ -29,8 +29,8 @@ class Extender:
         table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None, PerformanceTable())
         metrics = ExtenderMetrics(table)
         self.is_ready = True
-        self.reads = list_reads(metrics, lambda: self.is_ready)
-        verbs = list_verbs(Answers(lambda _: None, ScoreWeights(), metrics), BodyLimits(1_000_000, 1_050_000))
+        self.reads = list_probe_routes(metrics, lambda: self.is_ready)
+        verbs = list_verb_routes(Answers(lambda _: None, ScoreWeights(), metrics), BodyLimits(1_000_000, 1_050_000))
         self.answers = AnswerServer(self.reads | verbs)
         self.port = 0
         self.metrics_port = 0

@@ -19,7 +19,7 @@ from metal_agent.lifecycle import LOG_HINT, ProcessState
 from standalone.desired import (
     decide_assignments,
     describe_failure,
-    keep_hub_token,
+    drop_unusable_secret,
     list_ignored_fields,
     with_error,
     with_inspection,
@@ -158,7 +158,7 @@ def test_failure_of_a_decision_is_final_unless_its_cause_may_pass() -> None:
 def test_hub_token_is_kept_for_sources_of_the_hub_only(source: str, *, is_kept: bool) -> None:
     """A Model's Secret stands for the hub's token: this machine has no other."""
     stated = model(source=source, sourceSecretRef={"name": "hub"})
-    kept = keep_hub_token(stated, "https://hub.example")
+    kept = drop_unusable_secret(stated, "https://hub.example")
     assert (kept.spec.source_secret_ref is not None) == is_kept
 
 
