@@ -23,7 +23,7 @@ def write(path: Path, value: object) -> None:
     """Replace `path` by `value` as JSON, readable by the owner only. Raises OSError; then the old file is kept."""
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.new")
-    # One that another user has made, or a write that was cut off, must not lend its mode to what may be secret.
+    # A leftover temporary file, of an interrupted write or of another user, must not lend its mode to a secret value.
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:

@@ -28,7 +28,7 @@ from artifacts.repositories import local_files
 from artifacts.repositories.repository import RangeRefused, ReadableFile, Repository, SourceAccess, SourceResponse
 from artifacts.repositories.schemes import open_repository
 from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience, SpeedFloor
-from artifacts.source import Source, refuse_library
+from artifacts.source import Source, refuse_ollama_source
 from crds.size import size_text
 
 ReportProgress = Callable[[int, int | None], None]
@@ -87,7 +87,7 @@ async def fetch(
     on_progress: ReportProgress,
     make_room: MakeRoom | None = None,
 ) -> FetchedArtifact:
-    """Download the file `source` to `destination_dir` and return it; a file:// source is not copied.
+    """Download the file `source` to `destination_dir` and return it; a file:// source is verified in its place.
 
     Args:
         source: the file.
@@ -95,12 +95,12 @@ async def fetch(
         access: settings to read the source.
         expected: digest, size and revision of the file.
         on_progress: called often, in the event loop.
-        make_room: called with the missing bytes.
+        make_room: called with the number of bytes still to download, before they are written; may delete other files.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
     """
-    refuse_library(source)
+    refuse_ollama_source(source)
     if source.scheme == "file":
         return await verify_local(source, access.file_root, expected.sha256, on_progress)
     repository, destination = open_repository(source, access), destination_dir / source.file
@@ -125,7 +125,10 @@ async def fetch_file(
     make_room: MakeRoom | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FetchedArtifact:
-    """Download one file of a repository to `destination`; the other arguments mean the same as in `fetch`.
+    """Download one file of a repository to `destination`, or return the expected file that is already there.
+
+    The destination is locked meanwhile: of several processes one downloads, and the others find the file. The other
+    arguments mean the same as in `fetch`.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
@@ -139,6 +142,7 @@ async def fetch_file(
                     download = _Download(source, opened, expected, on_progress, make_room)
                     record = await download.run(destination, patience)
     on_progress(record.size_bytes, record.size_bytes)
+    # A file that was already there may be of another server with the same bytes, such as a mirror.
     is_of_source = record.source == source.text
     return FetchedArtifact(destination, record.size_bytes, record.sha256, record.revision, is_of_source)
 
@@ -146,30 +150,34 @@ async def fetch_file(
 async def verify_local(
     source: Source, file_root: Path | None, sha256: str | None, on_progress: ReportProgress
 ) -> FetchedArtifact:
-    """Return a file:// source where it is, after a check of its digest. Raises ArtifactError."""
+    """Return a file:// source where it is, after a check of its digest if one is expected. Raises ArtifactError."""
     path = local_files.locate(source, file_root)
     with storage_faults(path):
         revision, size = local_files.read_revision(path), path.stat().st_size
         if sha256 and (digest := await _hash_path(path, on_progress)) != sha256:
-            raise build_mismatch(source, sha256, "the file", _digest_of_weights(path, digest))
+            raise build_mismatch(source, sha256, "the file", _digest_if_gguf(path, digest))
     return FetchedArtifact(path=path, size_bytes=size, sha256=sha256 or "", revision=revision)
 
 
 async def _find_present(
     path: Path, source: Source, expected: ExpectedFile, on_progress: ReportProgress
 ) -> DownloadRecord | None:
-    """Return the record of the file that is already present; None if there is no file, or another than the expected.
+    """Return the record of the file that is already at `path`; None if it has to be downloaded.
 
-    A file without a record that has the expected digest gets one.
+    None: there is no file, or it is not the expected one. A file without a record, such as one that a user has copied
+    here, is hashed; if it has the expected digest, it gets a record.
     """
     record, sha256, revision = read_download_record(path), expected.sha256, expected.revision
     if record:
+        # An expected digest decides alone: equal bytes of another source will do.
         is_same_source = record.source == source.text and revision in (None, record.revision)
         is_expected = record.sha256 == sha256 if sha256 else is_same_source
         return record if is_expected else None
     # Without a record, only an expected digest can show that the file is the wanted one.
     if sha256 and await _hash_path(path, on_progress) == sha256:
-        return write_download_record(path, path, source.text, revision or "", sha256)
+        return write_download_record(
+            path, current_path=path, source=source.text, revision=revision or "", sha256=sha256
+        )
     return None
 
 
@@ -184,7 +192,11 @@ async def _hash_path(path: Path, on_progress: ReportProgress) -> str:
 def build_mismatch(
     source: Source, expected: str, holder: str, actual: str = "", *, retryable: bool = False
 ) -> ArtifactError:
-    """Return the error for a digest that is not the expected one; `actual` is that of weights, which may be told."""
+    """Return the error for a digest that is not the expected one.
+
+    `holder` names what has the other digest. `actual` is that digest, or empty if the message must not reveal it; see
+    `_digest_if_gguf`.
+    """
     return source.error(
         "ChecksumMismatch",
         f"expected sha256 {expected}, but {holder} has {actual or 'another'}: correct the sha256 or the source",
@@ -192,8 +204,8 @@ def build_mismatch(
     )
 
 
-def _digest_of_weights(path: Path, digest: str) -> str:
-    """Return the digest of a GGUF file, else "": it would prove what a short file of another system contains."""
+def _digest_if_gguf(path: Path, digest: str) -> str:
+    """Return `digest` if the file is a GGUF, else "": in a message it would reveal what another short file contains."""
     with path.open("rb") as file:
         return digest if file.read(len(MAGIC)) == MAGIC else ""
 
@@ -209,7 +221,11 @@ class _Download:
     make_room: MakeRoom | None
 
     async def run(self, path: Path, patience: Patience) -> DownloadRecord:
-        """Download the file to `path`; after a failure, go on where it stopped as often as patience allows."""
+        """Download the file to `path`; after a failure, continue where it stopped.
+
+        The loop ends with the complete file, or by the error that `pause_or_raise` raises again: one that no further
+        attempt can cure, or the last one that `patience` allows.
+        """
         backoff = Backoff(patience)
         with contextlib.closing(PartialDownload(path, self.source.text)) as partial:
             await partial.resume(lambda done: self.on_progress(done, None))
@@ -217,15 +233,18 @@ class _Download:
                 try:
                     return await self._attempt(partial, patience)
                 except ArtifactError as error:
-                    pause = backoff.count_failure(error, partial.size_bytes)
+                    pause = backoff.pause_or_raise(error, partial.size_bytes)
                 except RangeRefused:
                     changed = self._build_changed("file is now shorter than what was already fetched")
-                    pause = backoff.count_failure(changed, partial.size_bytes)
+                    pause = backoff.pause_or_raise(changed, partial.size_bytes)
                     partial.discard()
                 await asyncio.sleep(pause)
 
     async def _attempt(self, partial: PartialDownload, patience: Patience) -> DownloadRecord:
-        """Request the missing bytes, verify the whole file, and give it its final name.
+        """Make one request for the missing bytes; verify the whole file, rename it and return its record.
+
+        A validator (an entity tag or a date) names the version of the file that the bytes belong to. It goes with the
+        request and is compared with the response, so that bytes of two versions are never joined.
 
         Raises ArtifactError, and RangeRefused if the file on the server is shorter than what was fetched.
         """
@@ -233,7 +252,7 @@ class _Download:
             partial.discard()  # without a validator, the server may continue with bytes of another version
         async with self.opened.read(partial.size_bytes, validator=partial.validator) as response:
             # 1. Check that the response continues the file, or begins it.
-            digest = self._check_response(response)
+            expected_digest = self._check_response(response)
             if response.first == 0:
                 await partial.restart(response.validator)
             elif response.validator and response.validator != partial.validator:
@@ -257,17 +276,17 @@ class _Download:
             # A server may send less than the requested range: the next attempt requests the rest.
             have = f"{size_text(partial.size_bytes)} of {size_text(response.size_bytes)}"
             raise self.source.error("SourceUnreachable", f"the server ended the response at {have}", retryable=True)
-        if digest and partial.sha256 != digest:
+        if expected_digest and partial.sha256 != expected_digest:
             # Bytes of an earlier process may be damaged by a power failure: one download from the start heals that.
-            may_heal, actual = partial.has_inherited_bytes, _digest_of_weights(partial.partial_path, partial.sha256)
+            may_heal, actual = partial.has_inherited_bytes, _digest_if_gguf(partial.partial_path, partial.sha256)
             partial.discard()
-            raise build_mismatch(self.source, digest, "the fetched file", actual, retryable=may_heal)
+            raise build_mismatch(self.source, expected_digest, "the fetched file", actual, retryable=may_heal)
         return await partial.finish(response.revision)
 
     def _check_response(self, response: SourceResponse) -> str | None:
-        """Check a response against the expected file; return the digest to verify. Raises ArtifactError.
+        """Compare size, digest and revision of a response with the expected file. Raises ArtifactError.
 
-        None: neither the caller nor the server states a digest.
+        Return the digest that the downloaded bytes must have; None if neither the caller nor the server states one.
         """
         expected = self.expected
         if expected.size_bytes is not None and response.size_bytes != expected.size_bytes:
@@ -279,9 +298,9 @@ class _Download:
         if expected.sha256 and response.sha256 and expected.sha256 != response.sha256:
             raise build_mismatch(self.source, expected.sha256, "the file on the hub", response.sha256)
         digest = expected.sha256 or response.sha256
-        # The URL of a hub pins the revision; any other server sends its current file.
-        is_pinned = digest or self.source.scheme == "hf"
-        if not is_pinned and expected.revision and response.revision != expected.revision:
+        # A digest, or the revision in the URL of a hub, decides which bytes come. Other servers send the current file.
+        is_version_fixed = bool(digest) or self.source.scheme == "hf"
+        if not is_version_fixed and expected.revision and response.revision != expected.revision:
             raise self.source.error(
                 "SourceChanged",
                 f"has revision {response.revision or 'unknown'} now, not {expected.revision}: delete the Model and "

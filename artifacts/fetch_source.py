@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch
-from artifacts.file_set import FileSet, refuse_digest
+from artifacts.file_set import FileSet, refuse_digest_of_several_files
 from artifacts.partial_download import require_space, storage_faults
 from artifacts.repositories.repository import Listing, SourceAccess
 from artifacts.source import Source
@@ -13,16 +13,17 @@ from artifacts.source import Source
 async def fetch_source(
     source: Source, destination_dir: Path, access: SourceAccess, expected: ExpectedFile, on_progress: ReportProgress
 ) -> FetchedArtifact:
-    """Download the files of any source to `destination_dir`; return its file, the first part of it, or the folder.
+    """Download a file, all parts of a split GGUF model, or a folder of weights to `destination_dir`.
 
-    The arguments mean the same as in `fetch.fetch`; the expected size is that of all files.
+    Return the path that an engine gets: the file, the first part, or the folder. The arguments mean the same as in
+    `fetch.fetch`; the expected size is that of all files together.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
     """
     sha256, size_bytes = expected.sha256, expected.size_bytes
-    refuse_digest(source, sha256)
-    if not source.has_listing:
+    refuse_digest_of_several_files(source, sha256)
+    if not source.has_listing:  # one file
         return await fetch(source, destination_dir, access, expected, on_progress=on_progress)
     files = FileSet(source, access)
     listing = await files.list_chosen(expected.revision)

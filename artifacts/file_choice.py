@@ -22,9 +22,9 @@ ADAPTER_CONFIG: Final = "adapter_config.json"
 INDEX: Final = "model.safetensors.index.json"
 """File that names the parts of the weights; a repository may have the same weights in other files, too."""
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
-_NUMBERED: Final = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,8})-of-(?P<total>\d{1,8})\.safetensors", re.ASCII)
+_SHARD: Final = re.compile(r"(?P<stem>.*?)(?P<number>\d{1,8})-of-(?P<total>\d{1,8})\.safetensors", re.ASCII)
 """Name of one of several files of weights, such as model-00001-of-00002.safetensors; some count from 0."""
-_ORIGINAL: Final = "consolidated"
+_AUTHORS_COPY: Final = "consolidated"
 """Beginning of the names of the same weights in the layout of the model's author."""
 _MOST_FILES: Final = 1000
 _MOST_TENSORS: Final = 1 << 20
@@ -41,7 +41,7 @@ def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
     Raises:
         ArtifactError: SourceNotFound for what is missing; SourceInvalid for patterns that do not choose one model.
     """
-    if source.is_split:
+    if source.is_split:  # the source names the first part, from whose name the others follow
         return _find_parts(source, listing, source.path if source.scheme == "hf" else source.file)
     for pattern in source.files:
         if not any(_is_match(file, pattern) for file in listing.files):
@@ -52,22 +52,29 @@ def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
     matched = [file for file in listing.files if any(_is_match(file, pattern) for pattern in source.files)]
     if any(is_gguf_name(file.path) for file in matched):
         return _choose_gguf(source, listing, matched)
+    # Patterns choose among the weights of a folder; its configurations are always taken.
     return _choose_folder(source, listing, {file.path for file in matched if file.path.endswith(WEIGHTS)})
 
 
 def choose_indexed(
     source: Source, files: Sequence[RepositoryFile], index: bytes, *, is_mounted: bool = False
 ) -> list[RepositoryFile]:
-    """Return the files of a folder whose index names its weights.
+    """Return the files of a folder with an index: a JSON file that names the weight file of every tensor.
 
-    Without patterns in `source`, weights that the index does not name are left out. If it names none of the weights, it
-    is left out itself: conversions keep the index of their original, none of whose files they have. With patterns, all
-    weights in `files` are taken, and the index only if it names exactly these.
+    Without patterns in `source`, the index decides:
+    - All files that it names are there: they are taken, and other weights are left out.
+    - Only some of them are there: the weights are incomplete.
+    - None of them is there: all weights are taken and the index is left out. Conversions often keep the index of their
+      original.
 
-    Engines in pods read an index first, so it has to be deleted from a volume that they mount (`is_mounted`).
+    With patterns, all weights in `files` are taken, and the index only if it names exactly these.
+
+    From a folder that engines mount (`is_mounted`), nothing can be left out, and engines load what its index names. So
+    an index about other weights is refused there.
 
     Raises:
-        ArtifactError: HeaderInvalid for an index that is not valid, SourceNotFound for a file that is missing.
+        ArtifactError: HeaderInvalid for an index that is not valid; SourceNotFound for a file that is missing;
+            SourceInvalid for a mounted index about other weights.
     """
     try:
         indexed = _read_indexed_names(index)
@@ -86,7 +93,7 @@ def choose_indexed(
         if not missing:
             return [file for file in files if file.path in indexed or not file.path.endswith(WEIGHTS)]
         if len(missing) < len(indexed):
-            way_out = _advise_whole(weights)
+            way_out = _suggest_complete_files(weights)
             incomplete = f"{INDEX} names {missing[0]}, which is missing: the weights are not whole{way_out}"
             raise source.error("SourceNotFound", incomplete)
         problem = f"{INDEX} names none of the weights beside it, so engines would load none: delete it there"
@@ -94,12 +101,16 @@ def choose_indexed(
     # 2. The index is about other weights, so it is left out.
     if is_mounted:
         raise source.error("SourceInvalid", problem)
-    _require_all_numbers(source, weights)
+    _require_all_shards(source, weights)
     return [file for file in files if file.path != INDEX]
 
 
 def _read_indexed_names(index: bytes) -> set[str]:
-    """Return the names of files in an index. Raises msgspec.DecodeError, and ArtifactError for an impossible name."""
+    """Return the names of the weight files in an index, whose `weight_map` has the file of each tensor.
+
+    Raises msgspec.DecodeError, and ArtifactError for too many entries, or a name that is no weight file beside it.
+    """
+    # Many tensors share one file, so each different value is decoded once.
     values: set[bytes] = set()
     members = read_members(memoryview(msgspec.json.decode(index, type=_Index).weight_map))
     for number, (_, value) in enumerate(members, start=1):
@@ -114,15 +125,15 @@ def _read_indexed_names(index: bytes) -> set[str]:
     return names
 
 
-def _require_all_numbers(source: Source, weights: Sequence[RepositoryFile]) -> None:
-    """Raise SourceNotFound if one of several files is missing, as their own names state."""
-    for series, numbers in _group_numbered(weights).items():
-        if missing := series.find_missing(numbers):
-            way_out = _advise_whole(weights)
+def _require_all_shards(source: Source, weights: Sequence[RepositoryFile]) -> None:
+    """Raise SourceNotFound if a shard is missing: `model-00001-of-00002.safetensors` says that there are two."""
+    for series, numbers in _group_shards(weights).items():
+        if missing := series.find_missing_shard(numbers):
+            way_out = _suggest_complete_files(weights)
             raise source.error("SourceNotFound", f"{missing} is missing: the weights are not whole{way_out}")
 
 
-class _Series(NamedTuple):
+class _ShardNames(NamedTuple):
     """The names of weights in several files, which differ in the number: STEM-00001-of-00002.safetensors."""
 
     stem: str
@@ -134,8 +145,11 @@ class _Series(NamedTuple):
         """Pattern that matches all of them, and no whole file."""
         return f"{quote_pattern(self.stem)}*-of-{self.total}{WEIGHTS}"
 
-    def find_missing(self, numbers: Collection[int]) -> str:
-        """Return the name of a file that is missing; empty if all are there."""
+    def find_missing_shard(self, numbers: Collection[int]) -> str:
+        """Return the name of the first shard whose number is not in `numbers`; empty if all are there.
+
+        Shards are numbered from 1, or from 0 if there is a shard 0.
+        """
         first = 0 if 0 in numbers else 1
         for number in range(first, first + int(self.total)):
             if number not in numbers:
@@ -143,22 +157,22 @@ class _Series(NamedTuple):
         return ""
 
 
-def _group_numbered(weights: Iterable[RepositoryFile]) -> dict[_Series, set[int]]:
-    """Return the numbers that are there of each series of files."""
-    numbers: dict[_Series, set[int]] = {}
+def _group_shards(weights: Iterable[RepositoryFile]) -> dict[_ShardNames, set[int]]:
+    """Return the numbers of the shards that are there, for each set of shards; other files are ignored."""
+    numbers: dict[_ShardNames, set[int]] = {}
     for file in weights:
-        if match := _NUMBERED.fullmatch(file.path):
-            series = _Series(stem=match["stem"], total=match["total"], digits=len(match["number"]))
+        if match := _SHARD.fullmatch(file.path):
+            series = _ShardNames(stem=match["stem"], total=match["total"], digits=len(match["number"]))
             numbers.setdefault(series, set()).add(int(match["number"]))
     return numbers
 
 
-def _advise_whole(weights: Sequence[RepositoryFile]) -> str:
-    """Return the end of a message: an example of `files` that chooses complete weights; empty if none are complete."""
-    numbered = _group_numbered(weights)
-    whole = [file.path for file in weights if not _NUMBERED.fullmatch(file.path)]
-    patterns = list(map(quote_pattern, whole))
-    patterns += [series.pattern for series, numbers in numbered.items() if not series.find_missing(numbers)]
+def _suggest_complete_files(weights: Sequence[RepositoryFile]) -> str:
+    """Return the end of a message: patterns that choose complete weights of the folder; empty if there are none."""
+    numbered = _group_shards(weights)
+    single_files = [file.path for file in weights if not _SHARD.fullmatch(file.path)]
+    patterns = list(map(quote_pattern, single_files))
+    patterns += [series.pattern for series, numbers in numbered.items() if not series.find_missing_shard(numbers)]
     example = advise_files(patterns)
     return f", or name others in files, for example {example}" if example else ""
 
@@ -195,7 +209,7 @@ def _name_first_part(path: str) -> str:
     folder, slash, name = path.rpartition("/")
     try:
         parts = name_parts(name)
-    except ValueError:
+    except ValueError:  # the name has the form of a part with an impossible number
         parts = []
     return f"{folder}{slash}{parts[0]}" if parts else path
 
@@ -217,11 +231,11 @@ def _find_parts(source: Source, listing: Listing, first_path: str) -> list[Repos
 def _choose_folder(source: Source, listing: Listing, matched: set[str]) -> list[RepositoryFile]:
     """Return the weights, and the files beside them that engines read, at the top of the folder.
 
-    `matched` are the paths that patterns matched; empty: all weights are taken, without those in the layout of
-    the author if the same weights are there in another one.
+    `matched` are the paths of weights that the patterns of the source match. If it is empty, all weights are taken,
+    except a copy in the layout of the model's author (`consolidated*`) beside the usual files.
 
     Raises:
-        ArtifactError: it is no folder of weights, weights are missing or in a folder of their own, or it is too large.
+        ArtifactError: it is no folder of weights, weights are missing or in a subfolder, or there are too many files.
     """
     # 1. Files that engines read are at the top.
     top = [
@@ -237,11 +251,12 @@ def _choose_folder(source: Source, listing: Listing, matched: set[str]) -> list[
     if matched:
         weight_files = [file for file in weight_files if file.path in matched]
     else:
-        without_original = [file for file in weight_files if not file.path.startswith(_ORIGINAL)]
+        without_original = [file for file in weight_files if not file.path.startswith(_AUTHORS_COPY)]
         weight_files = without_original or weight_files
 
     # 3. Refuse what is not complete.
-    if len(weight_files) < len(matched):
+    has_nested_weights = len(weight_files) < len(matched)
+    if has_nested_weights:
         raise source.error(
             "SourceInvalid",
             f"files matches weights in a folder of the repository, {_list_some(matched)}: engines read none there",
@@ -257,7 +272,7 @@ def _choose_folder(source: Source, listing: Listing, matched: set[str]) -> list[
             "SourceNotFound", f"has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of weights{way_out}"
         )
     if all(file.path != INDEX for file in top):
-        _require_all_numbers(source, weight_files)
+        _require_all_shards(source, weight_files)
     chosen = [file for file in top if file in weight_files or not file.path.endswith(WEIGHTS)]
     if len(chosen) > _MOST_FILES:
         raise source.error("SourceRefused", f"has more than {_MOST_FILES} files for an engine")

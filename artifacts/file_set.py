@@ -40,7 +40,7 @@ _CONFIGS_WITH_FACTS: Final = (CONFIG, QUANTIZATION, ADAPTER_CONFIG)
 """Configurations that facts are read from; of the others it is enough that they are safe."""
 
 
-def refuse_digest(source: Source, sha256: str | None) -> None:
+def refuse_digest_of_several_files(source: Source, sha256: str | None) -> None:
     """Raise SourceInvalid for an expected digest of several files: neither the hub nor a user has one."""
     if sha256 and source.has_listing and not source.files:
         what = "a split model" if source.is_split else "a folder"
@@ -48,7 +48,10 @@ def refuse_digest(source: Source, sha256: str | None) -> None:
 
 
 class FileSet:
-    """The files of a source that is a folder, with the settings to read them; `is_mounted`: engines see all of it."""
+    """The files of a source that is a folder or a split model, and the settings to read them.
+
+    With `is_mounted`, engines mount the whole folder, so that no file of it can be left out.
+    """
 
     def __init__(self, source: Source, access: SourceAccess, *, is_mounted: bool = False) -> None:
         self._source = source
@@ -74,7 +77,10 @@ class FileSet:
         return dataclasses.replace(listing, files=files)
 
     async def verify_local(self, listing: Listing, sha256: str | None, on_progress: ReportProgress) -> FetchedArtifact:
-        """Return the files of a file:// source where they are, after a check of the digest of the only file.
+        """Return the files of a file:// source where they are.
+
+        A single GGUF file must have the digest `sha256`, if one is given. Several files have no common digest, so it is
+        refused for a split model; a folder is not hashed.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.
@@ -99,7 +105,9 @@ class FileSet:
         return self._repository.file_source(listing.files[0].path, None)
 
     async def read_configs(self, listing: Listing) -> dict[str, bytes]:
-        """Check the configurations of the folder, and return the texts of those with facts, by name.
+        """Check that no configuration of the folder makes a loader run Python.
+
+        Return the texts of those that facts are read from, such as config.json, by file name.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.
@@ -220,17 +228,22 @@ async def _read_gguf_header(opened: ReadableFile, file: RepositoryFile, name: st
 
 
 async def _read_safetensors_header(opened: ReadableFile, file: RepositoryFile, name: str) -> SafetensorsHeader:
-    """Return the header of a safetensors file, read again if the first bytes do not have all of it."""
+    """Return the header of a safetensors file: its length in 8 bytes, then as many bytes of JSON.
+
+    Most headers are within the first read; the beginning of a file with a longer one is read again, up to its end.
+    """
     text = await read_start(opened, name, file.size_bytes, _FIRST_BYTES)
     end = LENGTH_BYTES + safetensors_header.parse_length(file.path, text, file.size_bytes)
     if len(text) < end:
         text = await read_start(opened, name, file.size_bytes, end)
-    text = text[LENGTH_BYTES:end]  # the whole text, 32 MiB at most, is not kept beside it
+    text = text[LENGTH_BYTES:end]  # the longer text, up to 32 MiB, is not kept beside this part
     return await asyncio.to_thread(safetensors_header.parse, file.path, text, file.size_bytes)
 
 
 def read_stored_configs(folder: Path) -> dict[str, bytes]:
-    """Check the configurations of a folder on this disk, and return the texts of those with facts, by name.
+    """Check that no configuration of a folder on this disk makes a loader run Python.
+
+    Return the texts of those that facts are read from, such as config.json, by file name.
 
     Raises:
         ArtifactError: HeaderInvalid, or CustomCode.

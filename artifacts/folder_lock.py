@@ -10,6 +10,7 @@ from pathlib import Path
 def try_lock_folder(folder: Path, operation: int) -> int | None:
     """Lock a folder and return the descriptor of the lock; None when the folder is gone or the lock is refused.
 
+    `operation` has the flags of flock(2): LOCK_SH to use the folder, LOCK_EX to rename or delete it, and LOCK_NB.
     Without LOCK_NB the call waits, but not long: an exclusive lock is held only while its owner renames the folder.
     """
     try:
@@ -28,7 +29,7 @@ def try_lock_folder(folder: Path, operation: int) -> int | None:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Return whether any process holds a lock on the folder."""
+    """Return whether any process holds a lock on the folder; also True for a folder that is gone."""
     descriptor = try_lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if descriptor is None:
         return True

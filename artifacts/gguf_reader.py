@@ -30,8 +30,8 @@ def read_stored_header(path: Path) -> GGUFHeader:
     """Read the header of a file on this disk from longer and longer beginnings. Raises ArtifactError and OSError."""
     size, wanted_bytes = path.stat().st_size, _FIRST_BYTES
     with path.open("rb") as file:
-        # The last beginning, up to _GROWTH times as long as the longest header, has every header, and `parse` refuses
-        # one that is longer. So the loop ends without a result only if the file became shorter meanwhile.
+        # The last attempts read more than the longest accepted header, and `parse` refuses a longer one. So the loop
+        # ends without a result only if the file became shorter meanwhile.
         while wanted_bytes <= MAX_HEADER_BYTES * _GROWTH:
             file.seek(0)
             try:
@@ -42,7 +42,9 @@ def read_stored_header(path: Path) -> GGUFHeader:
 
 
 async def _read_growing(name: str, opened: ReadableFile) -> tuple[GGUFHeader, SourceResponse]:
-    """Request range after range until their bytes have the header; return it and the response that completed it.
+    """Request range after range until their bytes contain the header; return it and the response that completed it.
+
+    Each request continues the bytes in `prefix`, and reaches up to `wanted_bytes`, which grows.
 
     Raises ArtifactError and RangeRefused.
     """
@@ -59,19 +61,20 @@ async def _read_growing(name: str, opened: ReadableFile) -> tuple[GGUFHeader, So
             header = await _parse_growing(response, prefix, wanted_bytes)
             if header:
                 return header, response
-        if len(prefix) == response.first:
+        received_nothing = len(prefix) == response.first
+        if received_nothing:
             raise ArtifactError("SourceRefused", f"{name}: the server sends an empty range")
         validator = response.validator
         wanted_bytes = max(wanted_bytes, len(prefix)) * _GROWTH
 
 
 async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted_bytes: int) -> GGUFHeader | None:
-    """Read the response into `prefix` until it has the header; return None if the response ends before.
+    """Append the response to `prefix` until that contains the header; return None if the response ends before.
 
     A server that ignores ranges sends the whole file, so parsing is tried when `prefix` has `wanted_bytes`, and then
     each time it has grown by `_GROWTH`.
     """
-    parsed_bytes = -1
+    parsed_bytes = -1  # length of `prefix` at the last attempt to parse it
     async for block in response.blocks:
         prefix += block
         if len(prefix) >= wanted_bytes:

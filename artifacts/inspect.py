@@ -9,7 +9,7 @@ import msgspec
 from artifacts.errors import ArtifactError
 from artifacts.fetch import build_mismatch
 from artifacts.file_choice import ADAPTER_CONFIG
-from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights, refuse_digest
+from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights, refuse_digest_of_several_files
 from artifacts.formats import folder_config, gguf
 from artifacts.formats.folder_config import CONFIG
 from artifacts.formats.gguf_facts import count_active, find_layout, summarize
@@ -23,7 +23,7 @@ from artifacts.repositories.registry_repository import RegistryRepository
 from artifacts.repositories.repository import SourceAccess, SourceResponse
 from artifacts.repositories.schemes import open_repository
 from artifacts.retry import Patience, retry_read
-from artifacts.source import Source, refuse_library
+from artifacts.source import Source, refuse_ollama_source
 from crds.model import ModelFacts
 from crds.weights_header import GGUF
 
@@ -44,14 +44,15 @@ class Inspection(ModelFacts, frozen=True, kw_only=True):
 async def _inspect_files(
     source: Source, access: SourceAccess, sha256: str | None, *, is_mounted: bool = False
 ) -> Inspection:
-    """Inspect the files of a folder or of a split model. Raises ArtifactError."""
-    refuse_digest(source, sha256)
+    """Inspect the files of a folder or of a split model, as they are now. Raises ArtifactError."""
+    refuse_digest_of_several_files(source, sha256)
     files = FileSet(source, access, is_mounted=is_mounted)
     listing = await files.list_chosen(None)
     first = listing.files[0]
     if is_gguf_name(first.path):
         headers = await files.read_gguf_headers(listing)
         facts = _describe_gguf(merge_headers(headers, [file.name for file in listing.files]))
+        # An engine finds a mounted file at its path in the volume, and a fetched one by its name.
         file = first.path if is_mounted else first.name
     else:
         configs = await files.read_configs(listing)
@@ -60,14 +61,18 @@ async def _inspect_files(
     if len(listing.files) > 1 and sha256:
         raise files.build_digest_refusal(listing)
     stated_digest = first.sha256 if len(listing.files) == 1 else None
-    _refuse_other_digest(source, sha256, stated_digest)
+    _require_same_digest(source, sha256, stated_digest)
     return _add_source_facts(facts, listing.size_bytes, listing.revision, file, sha256 or stated_digest)
 
 
 async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
-    """Inspect an artifact that nodes mount; of a container image only the digest is known, since they unpack it."""
+    """Inspect an oci:// source that nodes mount: an artifact with files as layers, or a container image.
+
+    The layers of a container image are archives, which only nodes unpack. So its digest is known and no header, and the
+    user must name the weights in it.
+    """
     digest, manifest = await RegistryRepository(source, access).resolve(None)
-    if manifest.files or not manifest.packed:
+    if manifest.files or not manifest.archive_types:
         return await _inspect_files(source, access, None, is_mounted=True)
     if len(source.files) != 1 or any(letter in source.files[0] for letter in "*?["):
         raise source.error(
@@ -89,7 +94,7 @@ async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None
 
     header, response = await retry_read(read, access.patience)
     facts = _describe_gguf(merge_headers([header], [source.file]))
-    _refuse_other_digest(source, sha256, response.sha256)
+    _require_same_digest(source, sha256, response.sha256)
     return _add_source_facts(facts, response.size_bytes, response.revision, source.file, sha256 or response.sha256)
 
 
@@ -98,7 +103,7 @@ def _add_source_facts(facts: Inspection, size_bytes: int, revision: str, file: s
     return msgspec.structs.replace(facts, size_bytes=size_bytes, revision=revision, file=file, sha256=sha256 or "")
 
 
-def _refuse_other_digest(source: Source, expected: str | None, stated: str | None) -> None:
+def _require_same_digest(source: Source, expected: str | None, stated: str | None) -> None:
     """Raise ChecksumMismatch if the server states another digest than the expected one."""
     if expected and stated and expected != stated:
         raise build_mismatch(source, expected, "the file on the hub", stated)
@@ -113,13 +118,13 @@ async def inspect(
         source: the file or folder to inspect.
         access: settings to read the source.
         sha256: expected digest; compared with the hub's digest if the hub states one.
-        is_mounted: True if nodes mount the oci:// source as an image.
+        is_mounted: True if nodes mount the oci:// source as an image; a pvc:// source always counts as mounted.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
 
     """
-    refuse_library(source)
+    refuse_ollama_source(source)
     is_mounted = is_mounted or source.scheme == "pvc"
     source = local_files.locate_mounted(source, access.file_root)
     try:
@@ -169,8 +174,8 @@ async def inspect_with_mirrors(
 def check_stored(source: Source, path: Path) -> Inspection:
     """Check weights on this disk before an engine loads them, and return what their header states.
 
-    A server may have answered the inspection with other bytes: what is loaded must be of the source's format, and name
-    no code.
+    A server may have sent other bytes to the inspection than to the download. So the headers are read again, weights
+    with Python code are refused again, and the caller can compare the format.
 
     Raises:
         ArtifactError: HeaderInvalid, CustomCode, or the file cannot be read.
@@ -211,9 +216,12 @@ def _describe_gguf(header: gguf.GGUFHeader) -> Inspection:
 def _describe_folder(
     configs: Mapping[str, bytes], weights: SafetensorsHeader, python_files: Sequence[str] = ()
 ) -> Inspection:
-    """Return the facts of a folder. Raises ArtifactError: a configuration is invalid, or names Python code."""
+    """Return the facts of a folder of weights; those for users are in the `gguf` field, which all formats share.
+
+    Raises ArtifactError: a configuration is invalid, or names Python code.
+    """
     if CONFIG not in configs:
-        # Only a LoRA adapter has none.
+        # Only the folder of a LoRA adapter has no config.json.
         adapter = folder_config.parse_safe(ADAPTER_CONFIG, configs.get(ADAPTER_CONFIG, b"{}"))
         is_mlx = weights.written_for == "mlx" or "lora_parameters" in adapter
         return Inspection(

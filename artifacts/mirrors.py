@@ -22,11 +22,13 @@ _ATTEMPTS: Final = 2
 _CONNECT_SECONDS: Final = 10.0
 """Limits with a server after which another one can be asked."""
 _REASONS_TO_MOVE_ON: Final = frozenset({"SourceUnreachable", "SourceNotFound"})
-_SCHEMES: Final = frozenset({"hf", "http", "https"})
+_MIRRORED_SCHEMES: Final = frozenset({"hf", "http", "https"})
 
 
 def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) -> list[Source]:
-    """Return the mirrors of a file or of an artifact, each with the same name and patterns.
+    """Return the mirrors of a source, each with the file name and the patterns of the source.
+
+    Allowed are oci:// mirrors of an oci:// source with a digest, and single files of hf:// or http(s):// with SHA-256.
 
     Raises:
         SourceError: a mirror cannot have the bytes of the source, or there is no digest to verify its bytes by.
@@ -37,7 +39,7 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
         are_single_files = not source.has_listing and not mirror.has_listing
         if "oci" in (source.scheme, mirror.scheme):
             _refuse_other_artifact(source, mirror)
-        elif not are_single_files or not {source.scheme, mirror.scheme} <= _SCHEMES:
+        elif not (are_single_files and {source.scheme, mirror.scheme} <= _MIRRORED_SCHEMES):
             raise SourceError(text, "a mirror is for one file of an hf:// or http(s):// source, and names one")
         elif not sha256:
             raise SourceError(text, "a mirror needs the SHA-256 of the file, by which its bytes are verified")

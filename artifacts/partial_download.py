@@ -165,9 +165,9 @@ def read_download_record(path: Path) -> DownloadRecord | None:
     return record if record and record.holds_for(path) else None
 
 
-def write_download_record(path: Path, file: Path, source: str, revision: str, sha256: str) -> DownloadRecord:
-    """Record the digest of `file`, which is or will be renamed to `path`."""
-    status = file.stat()
+def write_download_record(path: Path, current_path: Path, source: str, revision: str, sha256: str) -> DownloadRecord:
+    """Write the record beside `path` of a verified file that is still at `current_path`, or there already."""
+    status = current_path.stat()
     record = DownloadRecord(
         source=source, revision=revision, sha256=sha256, size_bytes=status.st_size, mtime_nanoseconds=status.st_mtime_ns
     )
@@ -220,7 +220,8 @@ class PartialDownload:
     async def resume(self, on_hashed: Callable[[int], None]) -> None:
         """Continue the download of an earlier process: hash its bytes and keep all but the last one.
 
-        Nothing is done if it is of another source, has no validator, or has fewer than two bytes.
+        Nothing is done if it is of another source or has fewer than two bytes; or if it has no validator, an entity tag
+        or date that shows whether the server still has the same version.
         """
         state = durable.read(self._state_path, _PartialState)
         if state is None or state.source != self._source or not state.validator:
@@ -247,6 +248,7 @@ class PartialDownload:
         """Write and hash the next bytes, off the event loop."""
 
         def write() -> None:
+            """Write all of `block`, then hash and count it."""
             unwritten = memoryview(block)
             while unwritten:  # one write may take only a part
                 unwritten = unwritten[self._file.write(unwritten) :]
@@ -260,6 +262,7 @@ class PartialDownload:
         """Turn the partial file into the final file: flush it to disk, write the record, rename the file."""
 
         def finish() -> DownloadRecord:
+            """Flush, record and rename, in an order that a crash may interrupt after any step."""
             os.fsync(self._file.fileno())
             record = write_download_record(self.path, self.partial_path, self._source, revision, self.sha256)
             self.partial_path.replace(self.path)

@@ -52,18 +52,19 @@ class Backoff:
         self._failures = 0
         self._furthest = 0
 
-    def count_failure(self, error: ArtifactError, position: int = 0) -> float:
-        """Count a failed attempt, and return the seconds to wait before the next one.
+    def pause_or_raise(self, error: ArtifactError, position: int = 0) -> float:
+        """Return the seconds to wait before the next attempt, or raise `error` again if there must be none.
 
         Args:
             error: failure of the attempt.
             position: how far this attempt got, in bytes from the start of the file.
 
         Raises:
-            ArtifactError: `error` itself, when the error is permanent, was the last attempt that `patience` allows, or
-                comes from a server that asks for a longer pause.
+            ArtifactError: `error` itself, when it is permanent, ends the last attempt that `patience` allows, or comes
+                from a server that asks for a longer pause.
 
         """
+        # Enough progress beyond every attempt before this one begins a new series of attempts.
         if position >= self._furthest + self._patience.progress_bytes:
             self._furthest = position
             self._failures = 0
@@ -116,5 +117,5 @@ async def retry_read(read: Callable[[], Awaitable[T]], patience: Patience) -> T:
         try:
             return await read()
         except ArtifactError as error:
-            pause = backoff.count_failure(error)
+            pause = backoff.pause_or_raise(error)
         await asyncio.sleep(pause)

@@ -126,14 +126,17 @@ class Source:
         return ArtifactError(reason, message, retryable=retryable, retry_after_seconds=retry_after_seconds)
 
     def url(self, endpoint: str, revision: str | None = None) -> str:
-        """Return the URL to request; `revision` replaces the revision of an hf:// source."""
+        """Return the URL to request: of an hf:// source below the hub `endpoint`, else the URL that the source is.
+
+        `revision` replaces the revision of an hf:// source.
+        """
         if self.scheme != "hf":
             return self.path
         at = quote(revision or self.revision, safe="")
         return f"{endpoint.rstrip('/')}/{self.repo}/resolve/{at}/{quote(self.path)}"
 
 
-def refuse_library(source: Source) -> None:
+def refuse_ollama_source(source: Source) -> None:
     """Raise ArtifactError for a source that only Ollama can fetch."""
     if source.scheme == "ollama":
         way_out = "serve it with runtime ollama, on a host where Ollama runs"
@@ -170,10 +173,10 @@ def cache_key(text: str, revision: str, files: Sequence[str] = ()) -> str:
 
 
 def weights_identity(text: str, revision: str, files: Sequence[str], sha256: str) -> str:
-    """Return the identity of exact weights, by which a host reports that it has them; empty if they have none.
+    """Return the identity of exact weights, by which a host reports that it has stored them; empty if they have none.
 
-    It is the SHA-256 if that is known, else a digest of source and revision. Without either, the bytes may change. The
-    owner's own files and models of Ollama have none: they are not in the store of a host.
+    It is the SHA-256 if that is known, else a digest of source and revision. Empty: neither is known, so that the bytes
+    may change; or the weights are the owner's own files or in Ollama, so that no host stores them.
     """
     if scheme_of(text) in (None, "file", "ollama"):
         return ""

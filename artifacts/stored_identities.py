@@ -24,17 +24,19 @@ def list_stored_identities(objects: Path, names: Path) -> Sequence[str]:
 
     Args:
         objects: the folder of objects, each a folder named by its digest.
-        names: the folder of files that name the object of a source at a revision, by their `cache_key`.
+        names: the folder of files that each have the digest of a source's object; the file is named by the `cache_key`
+            of source and revision.
     """
     try:
         digests = [digest for _, digest in sorted(_list_objects(objects), reverse=True)]
     except OSError as error:
         _report(objects, error)
         return ()
+    # The identities of each complete object: its digest, then one for each source.
     complete = {digest: [digest] for digest in digests if _is_complete(objects / digest)}
     for path in sorted(names.glob("*.json")):
         named = complete.get(_read(path, str) or "")
-        if named is not None:
+        if named is not None:  # a file may name an object that was deleted
             named.append(name_identity(path.stem))
     return [identity for identities in complete.values() for identity in identities]
 

@@ -50,9 +50,9 @@ class AccessRecords:
         return durable.read(self._path(digest), WeightsAccess) or WeightsAccess()
 
     def grant(self, digest: str, key: str, *, public: bool) -> None:
-        """Record that the owner of `key` may use an object, or that everybody may. Raises OSError.
+        """Record that the caller with this `access_key` may use an object, or with `public` that everybody may.
 
-        The caller holds the lock of the store.
+        The caller holds the lock of the store. Raises OSError.
         """
         record = self.read(digest)
         if record.allows(key):
@@ -65,7 +65,9 @@ class AccessRecords:
 
 
 async def ask_for_access(source: Source, access: SourceAccess, revision: str | None) -> bool:
-    """Request one byte of `source`, or of the first of its files; return whether the server has that revision.
+    """Request one byte of `source`, or of the first of its files, so that the server decides about the access.
+
+    Return True if the server sends it and still has `revision`, else False.
 
     Raises:
         ArtifactError: the server refuses, or does not answer.

@@ -23,7 +23,7 @@ import structlog
 from artifacts import durable
 from artifacts.errors import ArtifactError
 from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch, verify_local
-from artifacts.file_set import FileSet, refuse_digest
+from artifacts.file_set import FileSet, refuse_digest_of_several_files
 from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_folder
 from artifacts.manifest import MANIFEST, Manifest, StoredFile, folder_digest
 from artifacts.mirrors import parse_mirrors, read_from_any
@@ -31,7 +31,7 @@ from artifacts.partial_download import in_thread, locked, storage_faults
 from artifacts.repositories import local_files
 from artifacts.repositories.repository import SourceAccess
 from artifacts.retry import Patience
-from artifacts.source import Source, cache_key, is_digest, refuse_library
+from artifacts.source import Source, cache_key, is_digest, refuse_ollama_source
 from artifacts.stored_identities import list_stored_identities
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access
 from crds.size import size_text
@@ -105,12 +105,12 @@ class WeightsStore:
         self._objects = folder / "objects"
         self._incoming = folder / "incoming"
         self._digest_files = folder / "sources"
-        """Folder with a file for each source at a revision, which has the digest of its object."""
+        """Folder with one file for each pair of source and revision; the file contains the digest of the object."""
         self._local_records = folder / "local"
         self._access_records = AccessRecords(folder / "access")
         self._settings = access
         self._reserved_bytes: dict[Path, int] = {}
-        """Bytes on disk that the folder of each running download may reach."""
+        """The size on disk that each running download may reach, by its folder in `incoming`."""
 
     async def obtain(
         self,
@@ -125,7 +125,7 @@ class WeightsStore:
         mirrors: Sequence[str] = (),
         check: CheckWeights = lambda _path: None,
     ) -> HeldWeights:
-        """Return the weights of `source`, after fetching and verifying missing files.
+        """Return the weights of `source`, locked against deletion; fetch and verify them first if they are not stored.
 
         Stored weights that came with a token are used only by a caller whom their server has let in.
 
@@ -146,27 +146,29 @@ class WeightsStore:
         """
         expected = ExpectedFile(sha256=sha256, size_bytes=size_bytes, revision=revision)
         mirror_sources, caller_key = parse_mirrors(source, mirrors, sha256), access_key(tenant, source, token)
-        wanted = _ObtainRequest(source, expected, token, check, caller_key, mirror_sources)
-        refuse_library(source)
-        refuse_digest(source, sha256)
+        request = _ObtainRequest(source, expected, token, check, caller_key, mirror_sources)
+        refuse_ollama_source(source)
+        refuse_digest_of_several_files(source, sha256)
         with storage_faults(self._objects):
             if source.scheme == "file":
                 return await _check_or_release(await self._hold_local_file(source, sha256, on_progress), check)
-            held = await self._find_allowed(wanted)
+            held = await self._find_allowed(request)
             if held:
                 return await _check_or_release(held, check)
             # If several tasks or processes need one source, the first fetches it and the others find it.
             async with locked(self._digest_path(source, revision)):
-                held = await self._find_allowed(wanted)
-                return await _check_or_release(held, check) if held else await self._fetch_object(wanted, on_progress)
+                held = await self._find_allowed(request)
+                return await _check_or_release(held, check) if held else await self._fetch_object(request, on_progress)
 
-    async def _find_allowed(self, wanted: _ObtainRequest) -> HeldWeights | None:
-        """Return the stored weights if they are complete and the caller may use them, else None: fetch them."""
-        held = await _hold_in_thread(self.find, wanted.source, wanted.expected.revision, wanted.expected.sha256)
+    async def _find_allowed(self, request: _ObtainRequest) -> HeldWeights | None:
+        """Lock and return the stored weights if they are complete and the caller may use them; else None."""
+        held = await _hold_in_thread(
+            self.lock_stored, request.source, request.expected.revision, request.expected.sha256
+        )
         if held is None:
             return None
         try:
-            if await self._may_use(wanted, held.digest):
+            if await self._may_use(request, held.digest):
                 return held
         except BaseException:
             held.release()
@@ -174,41 +176,43 @@ class WeightsStore:
         held.release()
         return None
 
-    async def _may_use(self, wanted: _ObtainRequest, digest: str) -> bool:
-        """Decide whether the caller may use an object.
+    async def _may_use(self, request: _ObtainRequest, digest: str) -> bool:
+        """Decide whether the caller may use a stored object.
 
-        If that is not recorded, ask the server, and record that it has let the caller in. Raises ArtifactError.
+        If no record allows it, ask the server of the source with the caller's token, and record that it has let the
+        caller in. Raises ArtifactError.
         """
-        revision = wanted.expected.revision
+        revision = request.expected.revision
         access_record = await asyncio.to_thread(self._access_records.read, digest)
-        if access_record.allows(wanted.caller_key):
+        if access_record.allows(request.caller_key):
             return True
-        if durable.read(self._digest_path(wanted.source, revision), str) != digest:
-            # The source has not delivered it, it only names the digest: it has to send all of it.
+        if durable.read(self._digest_path(request.source, revision), str) != digest:
+            # This source has not delivered the object; the request only names its digest. So one byte proves nothing: the
+            # source has to send all of it.
             return False
         if durable.read(self._object_path(digest) / MANIFEST, Manifest) is None:
             return False
-        settings = dataclasses.replace(self._settings, token=wanted.token)
-        if not await ask_for_access(wanted.source, settings, revision):
+        settings = dataclasses.replace(self._settings, token=request.token)
+        if not await ask_for_access(request.source, settings, revision):
             return False
-        await in_thread(self._grant_access, wanted, digest)
+        await in_thread(self._grant_access, request, digest)
         return True
 
-    def _grant_access(self, wanted: _ObtainRequest, digest: str) -> None:
+    def _grant_access(self, request: _ObtainRequest, digest: str) -> None:
         with self._lock_objects():
-            self._access_records.grant(digest, wanted.caller_key, public=wanted.is_public)
+            self._access_records.grant(digest, request.caller_key, public=request.is_public)
 
-    def find(self, source: Source, revision: str | None, sha256: str | None) -> HeldWeights | None:
-        """Lock the stored weights of an hf:// or http(s):// source, and note their use; None if absent or incomplete.
+    def lock_stored(self, source: Source, revision: str | None, sha256: str | None) -> HeldWeights | None:
+        """Lock and return the stored weights of a source, which counts as their last use; None: absent or incomplete.
 
-        Nothing is hashed or requested. Raises OSError and ArtifactError.
+        Only sizes and times are compared; nothing is hashed or requested. Raises OSError and ArtifactError.
         """
         digest = sha256 or durable.read(self._digest_path(source, revision), str)
         folder = self._object_path(digest) if digest else None
         descriptor = try_lock_folder(folder, fcntl.LOCK_SH) if folder else None
         if folder is None or descriptor is None:
             return None
-        with contextlib.ExitStack() as on_return:
+        with contextlib.ExitStack() as on_return:  # unlocks the folder, except when the weights are returned
             on_return.callback(os.close, descriptor)
             manifest = durable.read(folder / MANIFEST, Manifest)
             if manifest is None or not manifest.is_in(folder):
@@ -238,24 +242,23 @@ class WeightsStore:
             return self._remove_unused(self._object_path(digest)) is not None
 
     def make_room(self, needed_bytes: int, incoming: Path) -> None:
-        """Reserve `needed_bytes` more for the download in `incoming`, beside the space that stays free for the owner.
-
-        Deletes unused objects, least recently used first, but none if even all of them are not enough.
+        """Reserve `needed_bytes` more for the download in the folder `incoming`, after evicting what is not in use.
 
         Raises OSError, and ArtifactError with reason NoSpace.
         """
         with self._lock_objects():
             self._reserved_bytes.pop(incoming, None)
-            self._make_room(needed_bytes)
+            self._evict_until_free(needed_bytes)
             self._reserved_bytes[incoming] = _disk_bytes(incoming) + needed_bytes
 
-    def _make_room(self, needed_bytes: int) -> None:
-        """Delete unused objects, the longest unused first, until the bytes are free; none if they never would be.
+    def _evict_until_free(self, needed_bytes: int) -> None:
+        """Delete unused objects and downloads, least recently used first, until `needed_bytes` are free.
 
-        Raises ArtifactError with reason NoSpace if they never would be, and OSError.
+        What is left for the owner of the disk, and reserved for running downloads, does not count as free. If deleting
+        all would not be enough, delete nothing and raise ArtifactError with reason NoSpace. Raises OSError.
         """
         usage = shutil.disk_usage(self._objects.parent)
-        spare = int(usage.total * SPARE_SHARE)
+        spare = int(usage.total * SPARE_SHARE)  # for the owner
         spare += sum(max(0, most - _disk_bytes(folder)) for folder, most in list(self._reserved_bytes.items()))
         missing = needed_bytes + spare - usage.free
         folders = [*_list_folders(self._objects), *_list_folders(self._incoming)] if missing > 0 else []
@@ -277,7 +280,7 @@ class WeightsStore:
                 log.info("weights_evicted", object=folder.name, freed=size_text(freed))
 
     async def _hold_local_file(self, source: Source, sha256: str | None, on_progress: ReportProgress) -> HeldWeights:
-        """Return the owner's own file or folder; verify a file once, and again after a change."""
+        """Return the owner's own file or folder; hash a file with an expected digest once, and again after a change."""
         if source.files:
             source = await FileSet(source, self._settings).find_local_file()
         path = await asyncio.to_thread(local_files.locate, source, self._settings.file_root)
@@ -293,47 +296,47 @@ class WeightsStore:
                 await in_thread(durable.write, record_path, unverified)
         return HeldWeights(path, sha256)
 
-    async def _fetch_object(self, wanted: _ObtainRequest, on_progress: ReportProgress) -> HeldWeights:
+    async def _fetch_object(self, request: _ObtainRequest, on_progress: ReportProgress) -> HeldWeights:
         """Download the weights, check them, and add them to the store; return them locked."""
-        source = wanted.source
-        # A download with a token or a signature is continued only by the caller who began it.
-        version = f"{wanted.expected.revision or ''}{'' if wanted.is_public else wanted.caller_key}"
+        source = request.source
+        # The folder of a download with a token or a signature is named after its caller, so that no other continues it.
+        version = f"{request.expected.revision or ''}{'' if request.is_public else request.caller_key}"
         incoming = self._incoming / cache_key(source.text, version, source.files)
         with protect_from_eviction(incoming):
             try:
-                fetched, server, revision = await self._fetch_from_any(wanted, incoming, on_progress)
+                fetched, server, revision = await self._fetch_from_any(request, incoming, on_progress)
             finally:
                 self._reserved_bytes.pop(incoming, None)
             try:
-                await in_thread(wanted.check, incoming if _is_folder(source, fetched) else fetched[0].path)
+                await in_thread(request.check, incoming if _is_folder(source, fetched) else fetched[0].path)
             except ArtifactError:
                 await in_thread(self._delete, incoming)
                 raise
-            return await _hold_in_thread(self._add_object, wanted, server, revision, incoming, fetched)
+            return await _hold_in_thread(self._add_object, request, server, revision, incoming, fetched)
 
     async def _fetch_from_any(
-        self, wanted: _ObtainRequest, incoming: Path, on_progress: ReportProgress
+        self, request: _ObtainRequest, incoming: Path, on_progress: ReportProgress
     ) -> tuple[list[FetchedArtifact], Source, str]:
         """Fetch the weights from their source, or from a mirror; return the files, their server and its revision."""
 
         async def read(server: Source, patience: Patience) -> tuple[list[FetchedArtifact], str]:
             """Fetch from the source, or from one of its mirrors."""
-            asked = wanted
-            if server is not wanted.source:
+            server_request = request  # of the source itself
+            if server is not request.source:
                 # A mirror has revisions of its own; its bytes are verified by their digest.
-                expected = dataclasses.replace(wanted.expected, revision=None)
-                asked = wanted._replace(source=server, token=None, expected=expected)
-            return await self._download(asked, incoming, on_progress, patience)
+                expected = dataclasses.replace(request.expected, revision=None)
+                server_request = request._replace(source=server, token=None, expected=expected)
+            return await self._download(server_request, incoming, on_progress, patience)
 
-        (files, revision), server = await read_from_any(wanted.source, wanted.mirrors, read, self._settings.patience)
+        (files, revision), server = await read_from_any(request.source, request.mirrors, read, self._settings.patience)
         return files, server, revision
 
     async def _download(
-        self, wanted: _ObtainRequest, incoming: Path, on_progress: ReportProgress, patience: Patience
+        self, request: _ObtainRequest, incoming: Path, on_progress: ReportProgress, patience: Patience
     ) -> tuple[list[FetchedArtifact], str]:
         """Fetch the file or files of one server to `incoming`; return them and their revision."""
-        source, expected = wanted.source, wanted.expected
-        access = dataclasses.replace(self._settings, token=wanted.token, patience=patience)
+        source, expected = request.source, request.expected
+        access = dataclasses.replace(self._settings, token=request.token, patience=patience)
 
         async def make_room(needed_bytes: int) -> None:
             await in_thread(self.make_room, needed_bytes, incoming)
@@ -348,32 +351,33 @@ class WeightsStore:
         return await files.fetch(listing, incoming, expected.sha256, on_progress, make_room), listing.revision
 
     def _add_object(
-        self, wanted: _ObtainRequest, server: Source, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
+        self, request: _ObtainRequest, server: Source, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
     ) -> HeldWeights:
-        """Make the fetched files an object: write its digest file and manifest, then rename its folder.
+        """Make the fetched files an object of the store and return it locked.
 
-        The digest file tells all namespaces that the source has these bytes at that revision. Bytes of a mirror or of
-        another revision get none, unless the source names their digest.
-
-        Until the rename the folder is an unfinished download: after a crash the next call repeats this step.
+        1. Write the digest file, by which later requests for the source at that revision find the object. Bytes of a
+           mirror or of another revision get none, unless the source itself names their digest.
+        2. Rename the download's folder to the digest of its content. If another source had the same bytes, use these.
+           Until the rename it is an unfinished download: after a crash the next call repeats this step.
+        3. Delete what the download kept beside the files.
         """
-        source, requested = wanted.source, wanted.expected.revision
+        source, requested_revision = request.source, request.expected.revision
         files = tuple(StoredFile.of(artifact.path, artifact.sha256) for artifact in fetched)
         is_folder = _is_folder(source, fetched)
         digest = folder_digest(files) if is_folder or len(files) > 1 else files[0].sha256
 
         # 1. Record the digest of the source.
         is_digest_stated = source.scheme == "oci" and source.is_pinned
-        is_delivered = server is source and requested in {None, "", revision}
+        is_delivered = server is source and requested_revision in {None, "", revision}
         if is_digest_stated or (is_delivered and all(artifact.is_of_source for artifact in fetched)):
-            durable.write(self._digest_path(source, requested), digest)
+            durable.write(self._digest_path(source, requested_revision), digest)
 
         # 2. Add the object.
         folder = self._object_path(digest)
         manifest = Manifest(source=server.display, revision=revision, digest=digest, files=files, is_folder=is_folder)
         with self._lock_objects():
-            self._access_records.grant(digest, wanted.caller_key, public=wanted.is_public)
-            held = self.find(source, requested, digest)
+            self._access_records.grant(digest, request.caller_key, public=request.is_public)
+            held = self.lock_stored(source, requested_revision, digest)
             if held:
                 self._delete(incoming)  # another source had the same bytes
                 return held
@@ -382,7 +386,7 @@ class WeightsStore:
                 self._delete(folder)  # it is damaged
             incoming.rename(folder)
             durable.sync_folder(folder.parent)
-            held = self.find(source, requested, digest)
+            held = self.lock_stored(source, requested_revision, digest)
 
         # 3. Delete what the download kept beside the files.
         for path in folder.iterdir():
@@ -440,7 +444,7 @@ class WeightsStore:
 
 
 async def _hold_in_thread(hold: Callable[P, H], *args: P.args, **kwargs: P.kwargs) -> H:
-    """Run `hold` in a thread, to its end; release its result if the caller is cancelled meanwhile."""
+    """Run `hold`, which locks weights, in a thread to its end; unlock them if the caller is cancelled meanwhile."""
     running = asyncio.ensure_future(asyncio.to_thread(hold, *args, **kwargs))
     try:
         return await asyncio.shield(running)

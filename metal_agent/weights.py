@@ -80,7 +80,7 @@ class HostWeights:
         held = []
         for artifact in _list_artifacts(spec):
             with contextlib.suppress(ArtifactError, OSError):
-                weights = self.store.find(
+                weights = self.store.lock_stored(
                     parse(artifact.source, artifact.files), artifact.revision or None, artifact.sha256 or None
                 )
                 if weights:

@@ -61,7 +61,10 @@ class Judgement(NamedTuple):
 
 
 def judge_error(table: ErrorTable, status: int, text: str) -> Judgement:
-    """Return the consequences of an error answer: by the first row for its status and text, else by its status."""
+    """Return what an error of an engine means for the client (its status) and for the engine (the lesson).
+
+    The first row of the engine's table with this status and the beginning of this text decides, else the status alone.
+    """
     for row in table:
         if row.status == status and text.startswith(row.begin):
             return Judgement(row.client_status, row.lesson)

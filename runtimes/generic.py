@@ -28,7 +28,7 @@ def describe_container(container: ContainerOptions) -> EnginePod:
 
     return EnginePod(
         container="engine",
-        images={},
+        images={},  # the service states the image
         command=tuple(container.command),
         arguments=lambda _pod: list(container.args),
         environment=environment,
@@ -36,7 +36,7 @@ def describe_container(container: ContainerOptions) -> EnginePod:
         port=container.port,
         models_path=container.model_mount_path,
         read_only_root=False,
-        from_container=describe_container,
+        from_container=describe_container,  # called again for each service, with its own container
     )
 
 

@@ -27,7 +27,11 @@ def refuse_header(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return why the weights are not made for the mode of the service, or None if they are or that is unknown."""
+    """Return why the weights are not made for the mode of the service, or None if they are or that is unknown.
+
+    A model makes embeddings if it pools: its vectors of the tokens become one of the text. The header states how, or
+    the user does in extraArgs. A model ranks texts if it has a head that scores them.
+    """
     mode, made_for = demand.options.mode, demand.header.modes
     pooling = find_last_value(demand.options.extra_args, {"--pooling"})
     if mode == "rerank" and pooling not in {None, "rank"}:
@@ -53,7 +57,11 @@ def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return why the heads of the weights cannot have this type of cache, or None."""
+    """Return why the model cannot have this type of cache, or None.
+
+    A quantized cache keeps whole blocks of elements, so that the blocks must divide the elements of an attention head.
+    Quantized values need flash attention as well.
+    """
     options, block = demand.options, runtime.cache_block_size
     if block == 1:  # the engine itself says which heads it can cache
         return None
@@ -63,6 +71,7 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
             f"cacheTypeV {options.cache_type_v} needs flash attention, which extraArgs turn off: set cacheTypeV to "
             "f16, or remove -fa off"
         )
+    # A draft, which speculates for the model, has a cache of the same types.
     drafts = [("the draft", header) for role, header in demand.companion_headers if role == "draft"]
     for owner, header in [("the model", demand.header), *drafts]:
         heads = (

@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     except UnusableServerError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
+    # Run the server's own program, which reads its arguments from sys.argv.
     sys.argv = ["llama_cpp.server", *arguments, "--api_key", key]
     runpy.run_module("llama_cpp.server", run_name="__main__", alter_sys=True)
     return 0

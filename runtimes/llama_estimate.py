@@ -73,8 +73,13 @@ class LlamaMemory(EngineMemory):
     """Decide whether attention is computed without a matrix of all scores."""
 
     def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts:
-        """Compute the memory of one server after prompts of the full context on all slots."""
-        # 1. The cache is one for each slot, or a unified one. Of contradicting arguments the last one counts.
+        """Compute the memory of one server after prompts of the full context on all slots.
+
+        A slot serves one request at a time. The cache keeps keys and values of `cache_tokens` tokens for each layer; a
+        layer with a sliding window needs fewer cells. Checkpoints are copies of such a shortened cache and of recurrent
+        states, with which a conversation can continue.
+        """
+        # 1. Each slot has a cache, or all share a unified one. Of contradicting arguments the last one counts.
         switches = [_UNIFIED_SWITCHES[argument] for argument in options.extra_args if argument in _UNIFIED_SWITCHES]
         is_unified = bool(switches) and switches[-1]
         slots = options.parallel
@@ -83,8 +88,9 @@ class LlamaMemory(EngineMemory):
         # A text is embedded in one batch, however long it is.
         batch = min(_BATCH, cache_tokens) if options.mode == "chat" else cache_tokens
 
-        # 2. Layers with a window keep that and one batch, unless they are to keep all. They have checkpoints, too, as
-        # do recurrent ones.
+        # 2. A cell of the cache has the keys and values of one token. Layers with a window keep cells for the window
+        # and one batch, unless they are to keep the whole context. These and recurrent layers have checkpoints, too,
+        # since they cannot go back to an earlier token.
         has_whole_windows = self.keeps_whole_windows or "--swa-full" in options.extra_args
         cache_bytes = checkpoint_bytes = 0
         for layers in layout.layers:
@@ -107,17 +113,19 @@ class LlamaMemory(EngineMemory):
     def estimate_device_parts(self, layout: Layout, options: ServingOptions, devices: int) -> DeviceParts:
         """Compute the memory of one server with all layers on `devices` devices: of its container, and of each device.
 
-        Layers are split among the devices, and the last one has the output as well (`--split-mode layer`). Weights are
-        mapped from their file and copied to the devices; then llama.cpp unmaps them, except the token embeddings, which
-        it always reads on the processor. So the container asks for the embeddings only: the other pages are the file's,
-        and a node that needs their memory drops them. Checkpoints are in the container too (`server-context.cpp`).
+        On the devices: each has some of the layers with their cache, and the last one the output as well (`--split-mode
+        layer`). All are counted like the one with the most layers and the output.
+
+        In the container: the process, checkpoints (`server-context.cpp`), and the token embeddings, which are always
+        read on the processor. The other weights are mapped from their file, copied to the devices and unmapped, so
+        their pages are the file's, and a node that needs their memory drops them.
         """
         if find_last_value(options.extra_args, _SPLIT_ARGUMENTS) == "none":
             devices = 1
         whole = self.estimate_parts(layout, options)
         embedding_bytes = min(layout.tensor_bytes, layout.vocabulary_size * layout.embedding_size * _EMBEDDING_BYTES)
         output_bytes = embedding_bytes if devices > 1 else 0
-        # With fewer layers on the devices, any part of weights and cache may stay in the container.
+        # If the user states how many layers the devices get, any part of weights and cache may stay in the container.
         is_partial = find_last_value(options.extra_args, _LAYER_ARGUMENTS) is not None
         container = Parts(
             weights_bytes=layout.tensor_bytes if is_partial else embedding_bytes,
@@ -152,9 +160,11 @@ def token_bytes(layers: Layers, options: ServingOptions) -> int:
 
 
 def _compute_bytes(layout: Layout, options: ServingOptions, cache_tokens: int, batch: int, *, has_flash: bool) -> int:
-    """Return the bytes of intermediate results that are live at once while one batch is computed.
+    """Return an upper bound of the intermediate results that are live at once while one batch is computed.
 
-    That is the widest layer with the masks of its attention, the logits and, without flash attention, all scores.
+    It has, for each token of the batch, the elements of the widest layer and the masks of its attention; without flash
+    attention also the scores of each head for the whole context. To these are added the logits, the scores of each
+    token of the vocabulary. The small factors, such as 3 and 5, count vectors of one size; they were fitted to logs.
     """
     attending = [layers for layers in layout.layers if layers.key_elements]
     cached_elements = max((layers.key_elements + layers.value_elements for layers in attending), default=0)
@@ -165,9 +175,10 @@ def _compute_bytes(layout: Layout, options: ServingOptions, cache_tokens: int, b
     attention = 3 * layout.attention_size + cached_elements
     layer_elements = 5 * layout.embedding_size + max(feed_forward, attention)
     whole_context = cache_tokens if attending else 0
+    # A mask has an element for each token that a token may attend to: one for the whole context, one for each window.
     windows = {layers.window for layers in attending if layers.window}
     mask_elements = whole_context + sum(_pad_tokens(min(cache_tokens, window + batch)) for window in windows)
-    outputs = options.parallel if options.mode == "chat" else batch
+    outputs = options.parallel if options.mode == "chat" else batch  # tokens of which logits are computed
     logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
     if has_flash:
         return batch * (layer_elements * _F32_BYTES + mask_elements * _F16_BYTES) + logits

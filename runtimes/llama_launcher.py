@@ -44,7 +44,10 @@ def _split_commas(text: str) -> list[str]:
 
 
 def _one_member_of(enum: Any, prefix: str, names: str, **aliases: str) -> Callable[[str], Any]:
-    """Return a function that reads a member of an enumeration by its name, or by an alias.
+    """Return a function that reads a member of the wheel's enumeration from an argument's text.
+
+    `names` are the texts, each the end of a member's name after `prefix` (in lower case); `aliases` are further texts,
+    with the name that each stands for. For example: `mean` is LLAMA_POOLING_TYPE_MEAN.
 
     Each member is looked up when it is asked for: a wheel that lacks one serves all that do not need it.
     """
@@ -195,6 +198,7 @@ def parse(argv: Sequence[str]) -> Any:
     # Web pages of this machine may see that a key is required; no other page sees anything.
     parameters.cors_origins, parameters.cors_origins_explicit = "localhost", True
     parameters.cors_credentials = False
+    # The environment may state how weights are loaded, such as mmap or mlock.
     if stated := os.environ.get(_LOAD_MODE_VARIABLE):
         parameters.load_mode = _LOAD_MODE(stated)
     remaining = iter(argv)
@@ -202,6 +206,7 @@ def parse(argv: Sequence[str]) -> Any:
         option = ARGUMENTS.get(name)
         if option is None:
             raise ArgumentError(f"invalid argument: {name}")
+        # An argument without a value sets a fixed one, and may set the pooling, too.
         if isinstance(option, _Switch):
             _set_field(parameters, option.field, option.value)
             if option.pooling is not None:

@@ -45,6 +45,7 @@ class MlxMemory(EngineMemory):
             # A window is kept in a ring, with the part of the prompt that is being computed beside it.
             tokens = context if layers.window is None else min(context, layers.window + _PREFILL)
             elements = tokens * (layers.key_elements + layers.value_elements)
+            # `bits` are those of two elements, hence the division by 2 * 8.
             slot_bytes += layers.count * (elements * bits // 16 + layers.state_bytes)
         return Parts(
             weights_bytes=layout.tensor_bytes,
@@ -57,9 +58,10 @@ class MlxMemory(EngineMemory):
 
 
 def _compute_bytes(layout: Layout, options: ServingOptions) -> int:
-    """Return the peak of intermediate results: 5 vectors of the embedding, and the larger of two amounts.
+    """Return the bytes of the intermediate results that are live at once: of one batch of prompts, and the logits.
 
-    These are 3 vectors of the feed-forward with the outputs of its experts, and 3 of the attention.
+    For each token of the batch these are 5 vectors of the embedding's size, and either 3 of the feed-forward's with the
+    outputs of its experts or 3 of the attention's, whichever is more.
     """
     batch = min(_PREFILL, options.context_length) * options.parallel
     expert_elements = layout.embedding_size * layout.expert_outputs

@@ -150,7 +150,10 @@ def guard_generator(generator: type[Any]) -> type[Any]:
 
     class CheckedGenerator(generator):  # type: ignore[misc]  # the type is known only when the server is imported
         def _tokenize(self, *arguments: Any) -> Any:
-            """Return the tokens of a prompt and more of it. Raises ValueError, which the client is told."""
+            """Return the server's own result, whose first item is the list of the prompt's tokens.
+
+            Raises ValueError for a prompt that would end the thread; the server answers the client with its text.
+            """
             tokenized = super()._tokenize(*arguments)
             prompt = tokenized[0]
             if not isinstance(prompt, list) or not prompt:
@@ -198,6 +201,7 @@ def main(argv: Sequence[str]) -> int:
     except UnusableServerError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
+    # Run the server's own program, with three of its parts replaced.
     server._run_http_server = partial(server._run_http_server, handler_class=handler)  # noqa: SLF001 - it has no other seam
     server.ModelProvider = forbid_model_code(server.ModelProvider)
     server.ResponseGenerator = guard_generator(server.ResponseGenerator)

@@ -62,6 +62,7 @@ def build_model_name(serving: Serving) -> str:
 def build_environment(pod: PodServing) -> dict[str, str]:
     """Return the environment of `ollama serve`."""
     options = pod.serving.options
+    # Ollama finds the devices of some vendors by Vulkan only, which is off by default.
     needs_vulkan = pod.devices > 0 and (pod.vendor.resource or "").startswith(_ONLY_BY_VULKAN)
     vulkan = {"OLLAMA_VULKAN": "1"} if needs_vulkan else {}
     return vulkan | {

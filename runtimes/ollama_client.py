@@ -46,7 +46,7 @@ _LIBRARY: Final = "ollama://"
 _REGISTRY: Final = "registry.ollama.ai"
 _PARTS_WITH_REGISTRY: Final = 3
 """Parts of a model's name that begins with a registry: HOST/NAMESPACE/MODEL."""
-_MARKS: Final = ("pomona-", f"{OWNER}/")
+_OUR_PREFIXES: Final = ("pomona-", f"{OWNER}/")
 """Beginnings of the names of every agent's models, and of those that are made in pods."""
 _REFUSAL: Final = re.compile(r"(?<!\S)(?P<status>[45]\d\d): .*", re.ASCII | re.DOTALL)
 """A status and a body, as Ollama repeats them; an address with a port, before another error, is no status."""
@@ -104,10 +104,11 @@ class Ollama:
         self._contents: dict[str, _KnownContent] = {}
         """Content of the models in memory and of ours, by name.
 
-        A model that was deleted while it was in memory is listed, but shown no more.
+        It has to be remembered: Ollama still lists a model that was deleted while it was in memory, but no longer shows
+        its content.
         """
         self._knows_earlier_models = False
-        """True once the content of our models that an earlier agent brought is known."""
+        """True once the content of our models that were added before this process started is known."""
         # Always on loopback: an Ollama on another machine does not use the memory of this machine.
         self.url = f"http://{LOOPBACK}:{_read_port(environment.get('OLLAMA_HOST', ''))}"
         self._session: aiohttp.ClientSession | None = None
@@ -129,9 +130,10 @@ class Ollama:
         return [(model.name, model.size) for model in models]
 
     def identify_content(self, name: str) -> str:
-        """Return the digests of the model's files with its parameters, or its name if they are unknown.
+        """Return one text of the digests of the model's files and its parameters; if they are unknown, its name.
 
-        Ollama loads files once even if several models use them, and lists them by the model that was requested first.
+        Ollama keeps one copy of the same files and parameters in memory, even if several models use it, and lists it by
+        the name that was requested first. So names are compared by this text.
         """
         if name not in self._contents:
             return name
@@ -173,7 +175,7 @@ class Ollama:
     async def load(self, name: str) -> None:
         """Load the model without expiry, by an empty request. Raises DaemonError, also if that would evict another one.
 
-        Its content is noted first, for `identify_content`.
+        Its content is remembered first, so that `identify_content` knows the model.
         """
         content = await self._read_content(name)
         self._contents[name] = _KnownContent(manifest_digest="", content=content)
@@ -183,7 +185,8 @@ class Ollama:
             await client.generate(name, keep_alive=_KEEP_FOR_EVER)
             loaded_contents = {self.identify_content(loaded) for loaded, _ in await self.list_loaded()}
             if self.identify_content(name) not in loaded_contents:
-                # It is listed by the name of a model that was deleted, of which nothing can be found out any more.
+                # Ollama lists the same weights by the name of a deleted model, whose content cannot be read any more.
+                # After an unload, it lists them by our name.
                 await client.generate(name, keep_alive=_UNLOAD_NOW)
                 await client.generate(name, keep_alive=_KEEP_FOR_EVER)
 
@@ -237,13 +240,15 @@ class Ollama:
     async def _refuse_to_evict(self, name: str, content: _Content) -> None:
         """Refuse to load `name` if that would evict another model. Raises DaemonError.
 
-        Ollama keeps one copy of a file in memory, and reloads it for other settings.
+        Ollama keeps one copy of the same weights in memory. To load it with other settings, it would evict a model of
+        ours, and to use it for ever it would change how long the owner's model stays.
         """
         for other, _ in await self.list_loaded():
             known = self._contents.get(other)  # None: a concurrent call has forgotten it
-            if other == name or known is None or known.content.weights != content.weights:
+            has_same_weights = known is not None and known.content.weights == content.weights
+            if other == name or known is None or not has_same_weights:
                 continue
-            if not other.startswith(_MARKS):
+            if not other.startswith(_OUR_PREFIXES):
                 raise DaemonError(
                     "OwnersModelLoaded",
                     f"the owner of this host has loaded {other}, and Ollama keeps the same weights in memory only "
@@ -257,16 +262,16 @@ class Ollama:
                 )
 
     async def _learn_contents(self, models: list[_Listed]) -> None:
-        """Find out the content of these models in memory, and once of all models that an earlier agent added.
+        """Read the content of these models in memory; at the first model of ours, of all our stored models as well.
 
-        Models of others that are no longer in memory are forgotten.
+        An earlier agent process may have added these. Other models that are no longer in memory are forgotten.
         """
         names = {model.name for model in models}
-        for name in [name for name in self._contents if name not in names and not name.startswith(_MARKS)]:
+        for name in [name for name in self._contents if name not in names and not name.startswith(_OUR_PREFIXES)]:
             del self._contents[name]
-        if not self._knows_earlier_models and any(name.startswith(_MARKS) for name in names):
+        if not self._knows_earlier_models and any(name.startswith(_OUR_PREFIXES) for name in names):
             stored = await self._list_models("/api/tags")
-            models = [*models, *(model for model in stored if model.name.startswith(_MARKS))]
+            models = [*models, *(model for model in stored if model.name.startswith(_OUR_PREFIXES))]
             self._knows_earlier_models = True
         for model in models:
             known = self._contents.get(model.name)
@@ -275,7 +280,10 @@ class Ollama:
                 self._contents[model.name] = _KnownContent(manifest_digest=model.digest, content=content)
 
     async def _read_content(self, name: str) -> _Content:
-        """Return the content of a model in the store; if none is known, its name stands for its files."""
+        """Return the files and settings of a stored model, by its modelfile.
+
+        If Ollama does not show the model or its files, its name takes the place of their digests.
+        """
         with self._translate_errors(f"show {name}"):
             async with self._get_session().post(
                 f"{self.url}/api/show", json={"model": name}, timeout=_QUERY_TIMEOUT

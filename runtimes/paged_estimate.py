@@ -121,12 +121,15 @@ class PagedMemory(EngineMemory):
     """True if the engine refuses to start while less than its share of the device is free."""
 
     def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts | None:
-        """Compute the memory of one replica without devices: all is the container's, and the cache has whole GiB."""
+        """Compute the memory of one replica without devices: all is the container's, and the cache has whole GiB.
+
+        None: the layout has layers for which the formulas do not hold.
+        """
         if not self._is_computable(layout):
             return None
         tokens = self._batch_tokens(options, self.batches[0])
-        near_tokens = tokens if self.has_windows else None
-        cache_bytes = _cache_bytes(layout, options, devices=1, near_tokens=near_tokens, block=_CPU_BLOCK)
+        extra_tokens = tokens if self.has_windows else None
+        cache_bytes = _cache_bytes(layout, options, devices=1, extra_tokens=extra_tokens, block=_CPU_BLOCK)
         expansion_bytes = _expansion_bytes(layout, options, devices=1)
         return Parts(
             weights_bytes=_weights_bytes(layout, devices=1),
@@ -138,8 +141,9 @@ class PagedMemory(EngineMemory):
     def estimate_device_parts(self, layout: Layout, options: ServingOptions, devices: int) -> DeviceParts | None:
         """Compute the memory of one replica on `devices` devices: of its container, and of each device.
 
-        The size of the devices is not known yet, and the engine chooses a larger batch on larger devices. The result is
-        enough for every device that has as much memory. None: the layout has layers for which the formulas do not hold.
+        The size of the devices is not known yet, and the engine chooses a larger batch, which takes more memory, on
+        larger devices. So the result must be enough for the batch of every device with at least that much memory. None:
+        the layout has layers for which the formulas do not hold.
         """
         if not self._is_computable(layout):
             return None
@@ -148,10 +152,10 @@ class PagedMemory(EngineMemory):
         device = self._estimate_batch(layout, options, devices, smallest_batch)
         for batch in larger_batches:
             needed = self._estimate_batch(layout, options, devices, batch)
-            is_too_large = sum(needed) * 1000 > batch.from_gib * GIB * permille
-            # The smallest device that chooses this batch could not hold it, though it may hold a smaller one. So all
+            usable_permille_bytes = batch.from_gib * GIB * permille
+            # The smallest device that chooses this batch cannot hold it, though it may hold a smaller batch. So all
             # devices must have the memory for this batch.
-            if is_too_large:
+            if sum(needed) * 1000 > usable_permille_bytes:
                 device = needed
         container = Parts(engine_bytes=_container_bytes(layout, devices))
         return DeviceParts(container=container, device=device, devices=devices, used_permille=permille)
@@ -173,21 +177,29 @@ class PagedMemory(EngineMemory):
         return f"{problem}: set it to {' or '.join(counts)}"
 
     def _is_computable(self, layout: Layout) -> bool:
-        """Return whether the cache can be computed: engines pad and copy states and latents each in its own way."""
+        """Return whether the formulas hold for the cache of these layers.
+
+        Each engine pads and copies recurrent states and latents (compressed keys and values) in its own way; only those
+        of engines with `has_states` and `has_latents` are known. For states, all layers must be either recurrent or
+        attending, and some must cache keys and values.
+        """
         is_recurrent = any(layers.state_bytes for layers in layout.layers)
         is_latent = any(map(_is_latent, layout.layers))
         if is_recurrent:
             # States are padded to blocks of keys and values, which other layers have to have.
-            has_both = any(layers.state_bytes and layers.key_elements for layers in layout.layers)
+            has_mixed_layers = any(layers.state_bytes and layers.key_elements for layers in layout.layers)
             has_values = any(layers.value_elements for layers in layout.layers)
-            return self.has_states and has_values and not is_latent and not has_both
+            return self.has_states and has_values and not is_latent and not has_mixed_layers
         return self.has_latents or not is_latent
 
     def _estimate_batch(self, layout: Layout, options: ServingOptions, devices: int, batch: DeviceBatch) -> Parts:
-        """Compute the memory of each device with the engine's choice for devices of a size."""
+        """Compute the memory of each device with the batch that the engine chooses for devices of a size.
+
+        Intermediate results are within the memory that the engine reserves for them, so the larger of both counts.
+        """
         tokens = self._batch_tokens(options, batch)
         block = max(_BLOCK, _read_stated_number(options, self.block_argument) or 0)
-        near_tokens = tokens if self.has_windows else None
+        extra_tokens = tokens if self.has_windows else None
         compute_bytes = _compute_bytes(layout, options, devices, tokens) + self._graph_bytes(options)
         compute_bytes += _expansion_bytes(layout, options, devices)
         reserve_bytes = batch.reserve_mib * MIB + self.token_reserve_kib * tokens * _KIB
@@ -196,7 +208,7 @@ class PagedMemory(EngineMemory):
             reserve_bytes = 0
         return Parts(
             weights_bytes=_weights_bytes(layout, devices),
-            cache_bytes=_cache_bytes(layout, options, devices, near_tokens=near_tokens, block=block),
+            cache_bytes=_cache_bytes(layout, options, devices, extra_tokens=extra_tokens, block=block),
             compute_bytes=max(compute_bytes, reserve_bytes),
             engine_bytes=self.context_mib * MIB,
         )
@@ -208,11 +220,13 @@ class PagedMemory(EngineMemory):
         return max(tokens, options.context_length) if is_whole else tokens
 
     def _used_permille(self, options: ServingOptions) -> int:
-        """Return the share of a device that the engine uses, in thousandths."""
+        """Return the share of a device that the engine uses, in thousandths: as stated by the user, or its default.
+
+        An engine with a margin (`has_margin`) uses only `device_percent` of the stated share.
+        """
         stated = _find_stated(options, self.share_argument)
         if stated is None:
             return self.device_percent * 10
-        # The default of an engine without a margin of its own is replaced.
         margin = self.device_percent if self.has_margin else 100
         return max(1, int(min(1.0, float(stated)) * margin * 10))
 
@@ -229,7 +243,10 @@ def _is_latent(layers: Layers) -> bool:
 
 
 def _find_stated(options: ServingOptions, name: str | None) -> str | None:
-    """Return the number that the last argument of this name states; None if there is none, or it is not valid."""
+    """Return the text of the number that the last argument of this name states, as `NAME VALUE` or `NAME=VALUE`.
+
+    None: there is no such argument, or its value is not valid.
+    """
     items = itertools.chain.from_iterable(argument.split("=", 1) for argument in options.extra_args)
     values = [value for argument, value in itertools.pairwise(items) if argument == name]
     last = values[-1] if values else ""
@@ -245,11 +262,13 @@ def _read_stated_number(options: ServingOptions, name: str | None) -> int | None
 def _weights_bytes(layout: Layout, devices: int) -> int:
     """Return the bytes of the weights on each device.
 
-    Embeddings are sharded like all else. Key and value heads that are fewer than the devices are kept by several of
-    them, and so are the weights that compute them. Those that expand latents are there twice: vLLM keeps them in the
-    form in which queries absorb them, too (`process_weights_after_loading` of `mla_attention.py`).
+    Almost all weights are divided evenly among the devices, with two exceptions:
+    1. Weights that project tokens to keys and values. If the model has fewer of these heads than devices, several
+       devices keep the same head, and the weights that compute it.
+    2. Weights that expand latents (compressed keys and values). vLLM keeps a second form of them, which is multiplied
+       with queries (`process_weights_after_loading` of `mla_attention.py`).
     """
-    # 1. The projections for the cache: of the whole model, and those that each device keeps.
+    # 1. The projections for the cache: in the whole model, and those that each device keeps.
     output_bytes = layout.embedding_size * _ELEMENT_BYTES
     whole_bytes = output_bytes * sum(group.count * _count_projected(layout, group, 1) for group in layout.layers)
     kept_bytes = output_bytes * sum(group.count * _count_projected(layout, group, devices) for group in layout.layers)
@@ -273,34 +292,42 @@ def _count_projected(layout: Layout, layers: Layers, devices: int) -> int:
 
 
 def _count_kept(layout: Layout, layers: Layers, devices: int) -> int:
-    """Return the elements that each device caches for a token and layer: keys and values of at least one whole head."""
+    """Return the elements that each device caches for one token in one layer.
+
+    The heads are divided among the devices, and each keeps keys and values of at least one whole head. A latent belongs
+    to all heads, so every device keeps all of it.
+    """
     if _is_latent(layers):
         return layers.key_elements
     head_size = max(1, layout.attention_size // layout.head_count) if layout.head_count else 1
 
     def shard(elements: int) -> int:
-        """Return the elements of whole heads on each device."""
+        """Return the elements on each device, for whole heads; `elements` are those of all heads."""
         heads = divide_up(elements, head_size)
         return min(elements, divide_up(heads, devices) * head_size)
 
     return shard(layers.key_elements) + shard(layers.value_elements)
 
 
-def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, near_tokens: int | None, block: int) -> int:
+def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, extra_tokens: int | None, block: int) -> int:
     """Return the bytes of the cache on each device, with which every request gets its whole context.
+
+    For each kind of layers: layers (with those that fill up a group) times blocks per request times bytes per block;
+    for recurrent layers, blocks for their states instead. All of it once for each parallel request.
 
     Args:
         layout: layout of the model.
         options: serving options.
         devices: devices that share the cache.
-        near_tokens: tokens that a layer keeps in addition to its window; None: it keeps the whole context.
-        block: tokens of one block.
+        extra_tokens: tokens of the current batch that a layer with a window keeps in addition to it; None: it
+            keeps the whole context.
+        block: tokens of one block, the unit in which the engine reserves memory.
     """
-    # vLLM divides each kind of layers into groups of equal size, and reserves blocks for the missing layers, too.
+    # vLLM divides the layers of each kind into groups of equal size. A group that is not full takes as much as others.
     counts = [layers.count for layers in layout.layers]
     fewest, most = min(counts, default=0), max(counts, default=0)
     group_size = most if most < fewest * 1.5 else fewest
-    has_groups = near_tokens is not None and len(counts) > 1
+    has_groups = extra_tokens is not None and len(counts) > 1
 
     # A block is enlarged until a state fits in, and states are padded to it (`_align_hybrid_block_size`).
     token_bytes = max((_count_kept(layout, layers, devices) for layers in layout.layers), default=0) * _ELEMENT_BYTES
@@ -311,9 +338,9 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, near_tok
     total_bytes = 0
     for layers in layout.layers:
         block_count = divide_up(options.context_length, block)
-        if layers.window is not None and near_tokens is not None:
+        if layers.window is not None and extra_tokens is not None:
             # The window seldom begins with a block, hence one more.
-            block_count = divide_up(min(options.context_length, layers.window - 1 + near_tokens), block) + 1
+            block_count = divide_up(min(options.context_length, layers.window - 1 + extra_tokens), block) + 1
         layer_count = divide_up(layers.count, group_size) * group_size if has_groups else layers.count
         if layers.state_bytes:
             total_bytes += layer_count * _STATE_BLOCKS * block * token_bytes
@@ -323,17 +350,21 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, near_tok
 
 
 def _compute_bytes(layout: Layout, options: ServingOptions, devices: int, tokens: int) -> int:
-    """Return the bytes that are live at once while the largest batch is computed, or while its tokens are drawn."""
+    """Return the bytes that are live at once while the largest batch is computed, or while its tokens are drawn.
+
+    Vectors of the embedding's size are whole on every device; the wider ones inside a layer are divided.
+    """
     narrow = 5 * layout.embedding_size + layout.embedding_size * layout.expert_outputs
     wide = 3 * max(layout.feed_forward_size, layout.attention_size)
     batch_bytes = tokens * (narrow + divide_up(wide, devices)) * _ELEMENT_BYTES
-    return max(batch_bytes, _SAMPLER_COPIES * options.parallel * layout.vocabulary_size * 4)
+    return max(batch_bytes, _SAMPLER_COPIES * options.parallel * layout.vocabulary_size * 4)  # 4 bytes: float32
 
 
 def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> int:
     """Return the bytes of the keys and values that are expanded from latents at once; 0: there are no latents.
 
-    They are there as the projection returns them, and again in the form that the kernels of attention read.
+    A latent is the short vector from which the keys and values of all heads are computed. The expanded ones are there
+    twice: as the projection returns them, and in the form that the kernels of attention read.
     """
     largest_latent = max((layers.key_elements for layers in layout.layers if _is_latent(layers)), default=0)
     if not largest_latent:

@@ -183,6 +183,7 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
 def _judge_error(base_url: str, engine: str | None, status: int, answer: bytes) -> ProbeResult:
     """Return the result of a probe that was answered with an error: Broken if the engine can never answer."""
     text = read_error(answer).text
+    # The engine's table of errors calls it sick if it can answer no further request.
     is_sick = judge_error(find_runtime(engine).errors, status, text).lesson == "sick"
     reason = "Broken" if is_sick else _REASONS.get(status, "BadAnswer")
     return ProbeResult(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(text)}")

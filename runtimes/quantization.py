@@ -33,7 +33,7 @@ _METHODS: Final = tuple(
     )
 )
 _BITS: Final = re.compile(r"(?<=\w) \d+-bit$")
-_OPEN_ENDED: Final = "nvidia"
+_CUMULATIVE_VENDOR: Final = "nvidia"
 """The vendor whose architectures each do what earlier ones did; AMD has two lines of them."""
 
 
@@ -57,6 +57,9 @@ def name_method(quantization: str) -> str | None:
 
 def refuse_quantization(quantization: str, engine: str, vendor: str, device: str = "") -> str | None:
     """Return why an engine cannot serve weights of a quantization on an accelerator, with pairs that work, or None.
+
+    None also if the engine, the vendor or the method of quantization is not known here, or if the architecture of the
+    device is not known and any of the vendor's would do.
 
     Args:
         quantization: as a Model's status states it, or the name of a method.
@@ -93,7 +96,11 @@ def list_unfit_families(quantization: str, engine: str, vendor: str) -> tuple[st
 
 
 def warn_quantization(quantization: str, engine: str, vendor: str, device: str = "") -> str | None:
-    """Return a remark about a pair that is not refused: it is emulated, or works on some products only; else None."""
+    """Return a remark about a quantization that is not refused, or None.
+
+    Either the device only emulates it, so that it saves memory but no time; or the device is not known, and not every
+    product of the vendor can serve it.
+    """
     method = name_method(quantization)
     support = _find_support(method, engine, vendor) if method else None
     if method is None or support is None or support.is_any:
@@ -113,7 +120,8 @@ def warn_quantization(quantization: str, engine: str, vendor: str, device: str =
 def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
     """Return the architectures on which an engine serves a method; None if there are none.
 
-    The terms of its table are explained at `Quantizations`: `*`, `ada+`, `~ampere`.
+    The terms of its table are `*` (every product), `ada` (this architecture), `ada+` (also later ones) and `~ampere`
+    (emulated: weights are kept in this form, but computed with 16 bits).
     """
     terms = find_runtime(engine).quantizations.get(vendor, {}).get(method)
     if terms is None:
@@ -152,9 +160,12 @@ def _describe_support(method: str, engine: str, vendor: str) -> str:
 
 
 def _name_families(vendor: str, families: frozenset[str]) -> str:
-    """Return `from ampere on` if all later architectures are among `families`, else the products of each."""
+    """Return `from ampere on` if all later architectures are among `families`, else the products of each.
+
+    Only NVIDIA's architectures each do what the earlier ones do, so that "from ... on" is true of future ones.
+    """
     ordered = list_families(vendor)
     first = next(family for family in ordered if family in families)
-    if set(ordered[ordered.index(first) :]) == families and vendor == _OPEN_ENDED:
+    if set(ordered[ordered.index(first) :]) == families and vendor == _CUMULATIVE_VENDOR:
         return f"from {first} on"
     return "/".join(name for family in ordered if family in families for name in list_products(vendor, family))

@@ -34,10 +34,11 @@ _NUMBER: Final = re.compile(r"-[0-9.]+")
 
 
 def choose_runtime(demand: RuntimeDemand) -> RuntimeName:
-    """Return the runtime of a service that names none.
+    """Return the runtime of a service that names none: the first in the registry that takes the format and fits.
 
-    It is the first one in the registry that takes the format, in pods the first that has an image for the accelerator.
-    Where none has one, or the service states the image, it is the first that runs there, else the first anywhere.
+    On a host, the first that runs on hosts. In pods, the first with an image for the accelerator; if there is none, or
+    the service states the image, the first that runs in pods. If none runs in that place, the first of all, which is
+    then refused with a reason.
     """
     fitting = [runtime for runtime in RUNTIMES.values() if demand.format in runtime.formats]
     anywhere = fitting[0].name
@@ -59,6 +60,7 @@ def refuse_demand(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return why this runtime cannot serve `demand`, with the field and the remedy; None when it can."""
     checks = (_refuse_format, _refuse_place, _refuse_container, _refuse_settings, _refuse_arguments)
     reasons = [check(runtime, demand) for check in checks]
+    # Beside the checks by its fields, a runtime has a check of its own.
     reasons += [runtime.refusal(demand), refuse_header(runtime, demand)]
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -75,7 +77,10 @@ def _refuse_format(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return why the engine does not run on the accelerator, or None."""
+    """Return why the engine does not run where the accelerator is, in pods or on hosts; or None.
+
+    In pods it needs an image for the accelerator, which the service may state.
+    """
     name, accelerator = runtime.name, demand.accelerator
     if not demand.in_pods:
         if runtime.on_hosts:
@@ -141,7 +146,8 @@ def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     if foreign:
         remedy = f"it takes {' '.join(runtime.tuning)}" if runtime.tuning else "it takes none"
         return f"runtime {runtime.name} does not take {' '.join(foreign)} in extraArgs: {remedy}"
-    # Each argument with the one before it; an empty one stands before the first, and after the last.
+    # Each argument with the one before it, which may be the option that takes it as value. The empty texts stand before
+    # the first and after the last.
     for option, argument in pairwise(("", *arguments, "")):
         takes_value = option in runtime.tuning and option not in runtime.switches
         if takes_value and (not argument or _is_option(argument)):

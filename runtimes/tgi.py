@@ -47,8 +47,8 @@ _ERRORS: Final[ErrorTable] = (
 def render_arguments(pod: PodServing) -> list[str]:
     """Render the launcher's arguments.
 
-    The tokens of a batch are those of all parallel requests with the whole context length. The launcher wants the
-    longest prompt to fit into a prefill, and a prefill into a batch.
+    A batch has the tokens of all parallel requests with their whole context. The prefill, the step that computes
+    prompts, takes one whole context. A prompt is a token shorter, so that one can be generated.
     """
     serving, options = pod.serving, pod.serving.options
     length = options.context_length

@@ -92,7 +92,7 @@ class ModelInspector:
         header; revision, file, checksum and size are those that the source stated.
         """
         record = durable.read(self._build_record_path(source, sha256), SourceRecord)
-        held_weights = self._store.find(source, record.revision or None, record.sha256) if record else None
+        held_weights = self._store.lock_stored(source, record.revision or None, record.sha256) if record else None
         if record is None or held_weights is None:
             return None
         try:

@@ -26,7 +26,7 @@ CHECKED: Final = (
     *("video_preprocessor_config.json", "generation_config.json", "adapter_config.json"),
 )
 """Files of a folder from which loaders take the names of classes."""
-_CODE: Final = frozenset({"model_file", "custom_generate"})
+_CODE_KEYS: Final = frozenset({"model_file", "custom_generate"})
 """Keys with which a loader imports Python: mlx_lm's own (CVE-2026-5843), and one of transformers."""
 _CLASSES: Final = "auto_map"
 """Key that names classes in Python files beside the weights, for a loader that is set to trust them."""
@@ -34,18 +34,18 @@ _CLASS_BESIDE: Final = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 """A class of a file of the same folder; `REPO--FILE.CLASS` names another repository, and a slash another folder."""
 _KERNEL_KEYS: Final = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 """Keys that name attention code; a name with a slash is a repository (CVE-2026-4372)."""
-_ATTENTION: Final = {"full_attention": False, "sliding_attention": True}
-"""Layer types; True if layers of the type attend through a window."""
-_OTHER_STATE: Final = (
+_HAS_WINDOW: Final = {"full_attention": False, "sliding_attention": True}
+"""By layer type, whether layers of that type attend through a window."""
+_OTHER_STATE_KEYS: Final = (
     *("state_size", "mamba_d_state", "ssm_cfg", "conv_kernel", "conv_L_cache", "linear_attn_config", "compress_ratios"),
     *("attn_layer_indices", "layers_block_type", "hybrid_override_pattern", "rwkv", "cross_attention_layers"),
 )
 """Fields of models that keep state of which no size is computed here, such as DeepSeek V4 (compress_ratios)."""
-_LATENT: Final = "kv_lora_rank"
+_LATENT_KEY: Final = "kv_lora_rank"
 """Field of models whose layers keep a latent of keys and values."""
 _LATENT_TYPES: Final = frozenset({"full_attention", "deepseek_sparse_attention"})
 """Layer types of them, of which all layers keep the same."""
-_RECURRENT: Final = (
+_RECURRENT_KEYS: Final = (
     *("linear_conv_kernel_dim", "linear_num_key_heads", "linear_key_head_dim"),
     *("linear_num_value_heads", "linear_value_head_dim"),
 )
@@ -55,18 +55,18 @@ _RECURRENT_KIND: Final = (-1, 0)
 """Stands for the window and the elements of a layer that keeps neither."""
 _STATE_BYTES: Final = 4
 """Bytes of an element of a state. Engines keep the inputs of the convolution, 2 % of it, with 16 bits."""
-_SIZES: Final = (
+_SIZE_KEYS: Final = (
     *("head_dim", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "num_experts_per_tok"),
     *("global_head_dim", "num_global_key_value_heads", "top_k_experts", "intermediate_size_mlp"),
-    *(_LATENT, "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim", *_RECURRENT),
+    *(_LATENT_KEY, "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim", *_RECURRENT_KEYS),
 )
-_GEMMA_4: Final = ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers")
+_GEMMA_4_KEYS: Final = ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers")
 """Fields of Gemma 4 that may lessen the memory. Engines ignore them in a model of another type."""
 _PACKED_FORMATS: Final = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4", "float-quantized": "fp8"}
 """Formats of compressed-tensors that have a name of their own, by which devices are chosen."""
 _GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of the classes of models that generate text."""
-_OF_ALL_PARTS: Final = ("quantization", "quantization_config", "torch_dtype", "dtype", "architectures")
+_SHARED_KEYS: Final = ("quantization", "quantization_config", "torch_dtype", "dtype", "architectures")
 """Keys that the configuration of a multimodal model states beside that of its language model."""
 MOST_VALUES: Final = 600_000
 """A tokenizer with 70,000 added tokens has fewer. Each value takes some 80 bytes, also of an agent without a limit."""
@@ -77,9 +77,11 @@ _LARGEST: Final = 1 << 24
 
 
 def parse(text: bytes, python_files: Sequence[str] = (), quantization: bytes | None = None) -> dict[str, Any]:
-    """Parse a configuration as `parse_safe` does; for a multimodal model, return that of its language model.
+    """Parse a config.json as `parse_safe` does; for a multimodal model, return that of its language model.
 
-    `quantization` is the text of `QUANTIZATION`, which is used if the configuration does not state any.
+    A multimodal model has that part in `text_config`, but states some keys, such as the quantization, beside it; they
+    are copied into the result. `quantization` is the text of hf_quant_config.json, if there is one: it is used if
+    config.json states no quantization.
 
     Raises:
         ArtifactError: HeaderInvalid, or CustomCode.
@@ -87,7 +89,7 @@ def parse(text: bytes, python_files: Sequence[str] = (), quantization: bytes | N
     config = parse_safe(CONFIG, text, python_files)
     inner = config.get("text_config")
     merged = dict(inner) if isinstance(inner, dict) else config
-    for key in _OF_ALL_PARTS:
+    for key in _SHARED_KEYS:
         if key in config:
             merged.setdefault(key, config[key])
     if quantization is not None and "quantization_config" not in merged:
@@ -100,13 +102,14 @@ def parse(text: bytes, python_files: Sequence[str] = (), quantization: bytes | N
 def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict[str, Any]:
     """Parse a JSON file of a folder of weights, and refuse one with which a loader would run Python.
 
-    Python files of a repository are never fetched, so classes that `auto_map` names in them cannot be loaded: many
-    conversions keep that key, though their engine implements the architecture itself. `python_files` are those of the
-    owner's own folder, where they would be found.
+    The key `auto_map` names classes in Python files. Many conversions keep it, though their engine needs no such class,
+    and a repository's Python files are never fetched. So it is refused only if it names a class of another repository
+    or folder, or if there are `python_files`: those beside the weights in the owner's own folder.
 
     Raises:
         ArtifactError: HeaderInvalid, or CustomCode.
     """
+    # Count separators instead of values, since decoded values take many times the memory of their text.
     if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
         problem = f"has more than {MOST_VALUES} values, and no configuration has so many"
         raise ArtifactError("HeaderInvalid", f"{name} {problem}")
@@ -146,8 +149,9 @@ def _describe_code(key: str, value: object, python_files: Sequence[str]) -> str:
     """Return the key with the remedy if it makes a loader run Python; empty if it does not."""
     if key == _CLASSES:
         return _describe_classes(value, python_files)
+    # The value of such a key is the name of a built-in kernel, or with a slash a repository with code.
     is_kernel = key in _KERNEL_KEYS and isinstance(value, str) and "/" in value
-    if is_kernel or (key in _CODE and value):
+    if is_kernel or (key in _CODE_KEYS and value):
         return (
             f"{key}, which names Python code for a loader to run: use weights without it, or a copy of them without "
             f"the key {key} if the engine implements this architecture itself"
@@ -174,16 +178,20 @@ def _describe_classes(value: object, python_files: Sequence[str]) -> str:
 
 
 def _find_foreign_class(classes: object) -> str | None:
-    """Return the first item of an `auto_map` that names a class outside this folder, or None."""
+    """Return the first entry of an `auto_map` that is no class of a file in this folder (FILE.CLASS), or None."""
     for entry in _list_nested(classes):
-        is_beside = isinstance(entry, str) and _CLASS_BESIDE.fullmatch(entry)
-        if not is_beside and entry is not None and not isinstance(entry, (dict, list)):
+        if entry is None or isinstance(entry, (dict, list)):
+            continue  # names no class itself
+        if not (isinstance(entry, str) and _CLASS_BESIDE.fullmatch(entry)):
             return str(entry)
     return None
 
 
 def summarize(config: dict[str, Any]) -> GGUF:
-    """Return the configuration's facts for users; a fact that is missing or not valid is absent."""
+    """Return the configuration's facts for users, in the struct that a GGUF header fills, too.
+
+    A fact that is missing or not valid is absent.
+    """
     return GGUF(
         architecture=read_text(config.get("model_type")),
         quantization=_describe_quantization(config),
@@ -199,11 +207,12 @@ def summarize(config: dict[str, Any]) -> GGUF:
 
 
 def _find_head_size(config: dict[str, Any]) -> int | None:
-    """Return the elements of a head; of Gemma 4, which has heads of two sizes, their greatest common divisor.
+    """Return the elements of an attention head, which the blocks of a quantized cache have to divide.
 
-    None: no size is stated, or the layers keep something else than keys and values of their heads.
+    Gemma 4 has heads of two sizes; a block divides both if it divides their greatest common divisor. None: no size is
+    stated, or the layers cache something else than the keys and values of their heads.
     """
-    if any(config.get(key) for key in (_LATENT, *_OTHER_STATE)):
+    if any(config.get(key) for key in (_LATENT_KEY, *_OTHER_STATE_KEYS)):
         return None
     embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
     width = read_count(config.get("head_dim")) or (embedding // heads if embedding and heads else 0)
@@ -213,13 +222,13 @@ def _find_head_size(config: dict[str, Any]) -> int | None:
 
 
 def _list_modes(config: dict[str, Any]) -> list[Mode]:
-    """Return the modes that the classes of a model are made for; none if they are not stated."""
+    """Return the serving modes for which a model is made, by the names of its classes; none if they are not stated."""
     stated = config.get("architectures")
     names = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
     if not names:
         return []
     if any(name.endswith(_GENERATING) for name in names):
-        # Models for embeddings have such a class, too; their engines pool the last token.
+        # A class that generates text. Many models for embeddings have one, too: engines then pool the last token.
         return ["chat", "embeddings"]
     # A model for embeddings ranks by the similarity of its embeddings.
     return ["embeddings", "rerank"]
@@ -251,7 +260,11 @@ def _describe_quantization(config: dict[str, Any]) -> str:
 
 
 def _name_method(stated: dict[str, Any]) -> str:
-    """Return the name of a method that `quantization_config` states: awq 4-bit, fp8, mxfp4 and so on."""
+    """Return the name of a method that `quantization_config` states: awq 4-bit, fp8, mxfp4 and so on.
+
+    Each tool states it in its own way: ModelOpt in `quant_algo`, compressed-tensors in `format` or in the bits of its
+    groups, bitsandbytes as a flag for 4 bits, and the others in `quant_method` and `bits`.
+    """
     method = read_text(stated.get("quant_method")).lower()
     if method.startswith("modelopt") or (not method and "quant_algo" in stated):
         return read_text(stated.get("quant_algo")).lower() or method
@@ -276,23 +289,27 @@ def _find_packed_bits(stated: dict[str, Any]) -> int | None:
 
 
 def find_layout(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
-    """Return the layout that decides the memory of serving.
+    """Return the layout, the dimensions from which the memory of serving is computed.
 
-    None: the configuration lacks a part of it, has a size that no model has, or layers of an unknown type.
+    None: the configuration lacks one of them or has one that no model has, or a layer keeps state that is not known
+    here. The user then has to state the memory.
     """
     embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
-    vocabulary, count = read_count(config.get("vocab_size")), read_count(config.get("num_hidden_layers"))
-    if not embedding or not heads or not vocabulary or not count or any(config.get(key) for key in _OTHER_STATE):
+    vocabulary, layer_count = read_count(config.get("vocab_size")), read_count(config.get("num_hidden_layers"))
+    keeps_other_state = any(config.get(key) for key in _OTHER_STATE_KEYS)
+    if not embedding or not heads or not vocabulary or not layer_count or keeps_other_state:
         return None
-    further_sizes = [read_count(config.get(key)) or 0 for key in _SIZES]
-    if max(embedding, heads, vocabulary, count, *further_sizes) > _LARGEST:
+    further_sizes = [read_count(config.get(key)) or 0 for key in _SIZE_KEYS]
+    if max(embedding, heads, vocabulary, layer_count, *further_sizes) > _LARGEST:
         return None
+    # These keys count in Gemma 4 only; engines ignore them in another model.
     if not read_text(config.get("model_type")).startswith("gemma4"):
-        config = {key: value for key, value in config.items() if key not in _GEMMA_4}
-    if config.get(_LATENT):
-        attention = _read_latent_attention(config, count)
+        config = {key: value for key, value in config.items() if key not in _GEMMA_4_KEYS}
+    # Describe what each layer caches of the tokens: a latent, or keys and values of its heads.
+    if config.get(_LATENT_KEY):
+        attention = _read_latent_attention(config, layer_count)
     else:
-        attention = _read_attention(config, count, heads, embedding // heads)
+        attention = _read_attention(config, layer_count, heads, embedding // heads)
     feed_forward = _count_feed_forward(config)
     if attention is None or feed_forward is None:
         return None
@@ -315,59 +332,70 @@ class _Attention(NamedTuple):
     layers: list[Layers]
 
 
-def _read_attention(config: dict[str, Any], count: int, heads: int, width: int) -> _Attention | None:
-    """Return layers with keys and values of their heads, and recurrent ones.
+def _read_attention(config: dict[str, Any], layer_count: int, heads: int, default_head_size: int) -> _Attention | None:
+    """Return the layers that cache keys and values of their heads, and the recurrent ones, grouped by kind.
 
-    None: a layer is of an unknown type, or what is stated of recurrent layers is not complete.
+    None: a layer is of an unknown type, or the configuration describes its recurrent layers incompletely.
 
     Args:
         config: configuration of the language model.
-        count: number of all layers.
+        layer_count: number of all layers.
         heads: query heads.
-        width: elements of a head if none are stated.
+        default_head_size: elements of a head if none are stated.
     """
-    width = read_count(config.get("head_dim")) or width
-    # In Gemma 4, layers that attend to the whole context have their own heads.
-    full_width = read_count(config.get("global_head_dim")) or width
+    head_size = read_count(config.get("head_dim")) or default_head_size
+    # In Gemma 4, heads have another size and number in layers that attend to the whole context.
+    full_head_size = read_count(config.get("global_head_dim")) or head_size
     heads_kv = read_count(config.get("num_key_value_heads")) or heads
     full_heads_kv = read_count(config.get("num_global_key_value_heads")) if config.get("attention_k_eq_v") else None
-    window_elements, full_elements = heads_kv * width, (full_heads_kv or heads_kv) * full_width
-    kinds = _count_kinds(config, count, window_elements, full_elements)
+    window_elements, full_elements = heads_kv * head_size, (full_heads_kv or heads_kv) * full_head_size
+    # Each kind is a pair: the window in tokens or None, and the elements of the keys of one token.
+    kinds = _count_layer_kinds(config, layer_count, window_elements, full_elements)
     state_bytes = _count_state_bytes(config)
     recurrent = kinds.pop(_RECURRENT_KIND, 0) if kinds is not None else 0
-    is_stated = any(config.get(key) for key in _RECURRENT)
-    # Recurrent layers, and all that the size of their state follows from, are stated together or not at all.
-    is_consistent = bool(recurrent) == is_stated == (0 < state_bytes <= _MOST_STATE_BYTES)
+    is_stated = any(config.get(key) for key in _RECURRENT_KEYS)
+    # Recurrent layers and the sizes of their state must be stated together, and be plausible, or not be stated at all.
+    has_valid_state = 0 < state_bytes <= _MOST_STATE_BYTES
+    is_consistent = bool(recurrent) == is_stated == has_valid_state
     if not window_elements or not kinds or not is_consistent:
         return None
     layers = [Layers(count=recurrent, state_bytes=state_bytes)] if recurrent else []
     for (window, elements), number in kinds.items():
         layers.append(Layers(count=number, key_elements=elements, value_elements=elements, window=window))
-    layers.sort(key=lambda alike: (alike.window or 0, alike.key_elements))
-    return _Attention(head_size=max(width, full_width), layers=layers)
+    layers.sort(key=lambda group: (group.window or 0, group.key_elements))
+    return _Attention(head_size=max(head_size, full_head_size), layers=layers)
 
 
-def _read_latent_attention(config: dict[str, Any], count: int) -> _Attention | None:
-    """Return layers that keep a latent of keys and values; None if a size is missing or a layer is of another type."""
+def _read_latent_attention(config: dict[str, Any], layer_count: int) -> _Attention | None:
+    """Return the layers of a model with latent attention (MLA, as in DeepSeek V3).
+
+    Each layer keeps one short vector of a token, the latent, from which the keys and values of all heads are computed,
+    and beside it the rotary part of the key. None: a size is missing, or a layer is of another type.
+    """
     types = config.get("layer_types")
     if types is not None and (not isinstance(types, list) or not {str(kind) for kind in types} <= _LATENT_TYPES):
         return None
-    sizes = [read_count(config.get(key)) for key in (_LATENT, "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")]
+    sizes = [read_count(config.get(key)) for key in (_LATENT_KEY, "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")]
     latent, rotary, not_rotary, value = (size or 0 for size in sizes)
-    if not all(sizes) or any(config.get(key) for key in _RECURRENT):
+    if not all(sizes) or any(config.get(key) for key in _RECURRENT_KEYS):
         return None
-    # Sparse attention (DSA) keeps a key of its index beside it, in fewer bits.
+    # Sparse attention (DSA) keeps a key beside it, by which it chooses the tokens to attend to. It has fewer bits, so
+    # this is an upper bound.
     kept = latent + rotary + (read_count(config.get("index_head_dim")) or 0)
-    # The estimate counts the width of a head three times, as for a GGUF file. So it is the mean of three widths: of a
-    # head's query, of its query in the latent space, and of its output there.
+    # An estimate of the memory counts the width of a head three times. Here three vectors of a head have different
+    # widths: its query, its query in the latent space, and its output there. So the width is their mean.
     query, latent_query, latent_output = not_rotary + rotary, latent + rotary, max(latent, value)
     width = math.ceil((query + latent_query + latent_output) / 3)
-    return _Attention(head_size=width, layers=[Layers(count=count, key_elements=kept)])
+    return _Attention(head_size=width, layers=[Layers(count=layer_count, key_elements=kept)])
 
 
 def _count_state_bytes(config: dict[str, Any]) -> int:
-    """Return the bytes that a layer of gated delta rule attention keeps for each request; 0: the model has none."""
-    sizes = [read_count(config.get(key)) for key in _RECURRENT]
+    """Return the bytes that a recurrent layer keeps for each request; 0 if the model has no such layers.
+
+    A layer of gated delta rule attention (Qwen3-Next) keeps a matrix for each value head, of the sizes of a key and a
+    value, and the last inputs of a short convolution over keys, queries and values.
+    """
+    sizes = [read_count(config.get(key)) for key in _RECURRENT_KEYS]
     kernel, key_heads, key_size, value_heads, value_size = (size or 0 for size in sizes)
     if not all(sizes):
         return 0
@@ -375,48 +403,52 @@ def _count_state_bytes(config: dict[str, Any]) -> int:
     return _STATE_BYTES * (convolution_inputs + value_heads * key_size * value_size)
 
 
-def _count_kinds(
-    config: dict[str, Any], count: int, window_elements: int, full_elements: int
+def _count_layer_kinds(
+    config: dict[str, Any], layer_count: int, window_elements: int, full_elements: int
 ) -> Counter[tuple[int | None, int]] | None:
-    """Return the number of layers for each window and number of key elements; None if a layer has an unknown type.
+    """Return the number of layers of each kind; None if a layer has an unknown type.
 
-    Recurrent layers are counted under `_RECURRENT_KIND`.
+    A kind is a pair: the window in tokens (None: the whole context), and the elements of the keys of one token.
+    Recurrent layers are counted as `_RECURRENT_KIND`, and layers that reuse the cache of another one as (None, 0).
 
     Args:
         config: configuration of the language model.
-        count: number of all layers.
+        layer_count: number of all layers.
         window_elements: elements of the keys of a layer with a window.
         full_elements: the same of a layer that attends to the whole context.
     """
     types, interval = config.get("layer_types"), read_count(config.get("full_attention_interval"))
     if types is None and interval:
-        attending = count // interval
-        # The plus drops a kind of which there is no layer.
-        return +Counter({(None, full_elements): attending, _RECURRENT_KIND: count - attending})
+        attending = layer_count // interval
+        # Of every `interval` layers, one attends. The unary plus drops a kind of which there is no layer.
+        return +Counter({(None, full_elements): attending, _RECURRENT_KIND: layer_count - attending})
     if types is None:
         # One window for all layers is ignored: some models do not use it, so the most memory is assumed.
-        return Counter({(None, max(window_elements, full_elements)): count})
+        return Counter({(None, max(window_elements, full_elements)): layer_count})
     window = read_count(config.get("sliding_window"))
-    supported = {*_ATTENTION, _RECURRENT_TYPE}
-    if not isinstance(types, list) or len(types) != count or any(str(kind) not in supported for kind in types):
+    supported = {*_HAS_WINDOW, _RECURRENT_TYPE}
+    if not isinstance(types, list) or len(types) != layer_count or any(str(kind) not in supported for kind in types):
         return None
     recurrent = Counter({_RECURRENT_KIND: types.count(_RECURRENT_TYPE)})
     types = [kind for kind in types if kind != _RECURRENT_TYPE]
-    count = len(types)
-    # The last layers reuse the cache of earlier ones.
+    layer_count = len(types)
+    # The last layers reuse the cache of earlier ones, so they are counted without one.
     shared = read_count(config.get("num_kv_shared_layers")) or 0
-    if shared >= count:
+    if shared >= layer_count:
         return None
     kinds = Counter(
-        (window or None, window_elements) if _ATTENTION[kind] else (None, full_elements)
-        for kind in types[: count - shared]
+        (window or None, window_elements) if _HAS_WINDOW[kind] else (None, full_elements)
+        for kind in types[: layer_count - shared]
     )
-    return kinds + Counter({(None, 0): shared}) + recurrent
+    return kinds + Counter({(None, 0): shared}) + recurrent  # the sum has no kind without layers
 
 
 def _count_feed_forward(config: dict[str, Any]) -> int | None:
-    """Return the elements in the middle of the widest layer, over all experts that a token uses; None if not stated."""
-    # Llama 4 states the width of its dense layers beside that of its experts.
+    """Return the inner elements of the widest feed-forward layer; None if they are not stated.
+
+    In a layer with experts, those of all experts that a token uses are added up.
+    """
+    # In Llama 4, `intermediate_size_mlp` is the width of a dense layer, and `intermediate_size` that of an expert.
     dense = read_count(config.get("intermediate_size_mlp")) or read_count(config.get("intermediate_size"))
     if dense and config.get("use_double_wide_mlp"):
         # The layers of Gemma 4 that reuse a cache are twice as wide.

@@ -135,7 +135,7 @@ def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
     """Read the header of a file of `file_bytes` bytes from its first bytes.
 
     Raises:
-        HeaderTruncated: `data` is a proper prefix and too short.
+        HeaderTruncated: `data` is valid, but ends before the header does: more of the file has to be read.
         ArtifactError: HeaderInvalid.
 
     """
@@ -155,7 +155,7 @@ def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
     for _ in range(entry_count):
         key, is_whole = reader.read_name("metadata key", key_digests)
         value = reader.read_value(key[:64])
-        if is_whole:
+        if is_whole:  # else the key was cut, and no fact has such a long one
             metadata[key] = value
     return _read_tensors(reader, version, metadata, tensor_count)
 
@@ -176,7 +176,7 @@ def _read_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
         shape, type_name, size_bytes, offset = reader.read_tensor(name[:64])
         elements = math.prod(shape)
         parameters += elements
-        if is_whole:
+        if is_whole:  # no tensor with a cut name is looked up
             shapes[name] = shape
             expert_parameters += elements if _EXPERTS in name else 0
         if offset % alignment:
@@ -186,7 +186,7 @@ def _read_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
 
     # 2. Compare the end of the tensors with that of the file.
     data_offset = math.ceil(reader.position / alignment) * alignment
-    total = sum(sizes.values())
+    total = sum(sizes.values())  # more than `data_end` if tensors overlap
     needed = data_offset + max(data_end, total)
     if count and needed > reader.file_bytes:
         raise _invalid(f"has tensors up to byte {needed}, but {reader.file_bytes} bytes in all: it is cut or corrupted")
@@ -230,7 +230,11 @@ class _Reader:
         self.position = 0
 
     def skip(self, size: int, what: str) -> int:
-        """Skip `size` bytes and return their offset."""
+        """Skip `size` bytes and return their offset.
+
+        Raises ArtifactError if they are beyond the end of the file or of the longest header, and HeaderTruncated if
+        they are only beyond the bytes that were read so far.
+        """
         start, end = self.position, self.position + size
         if end > self._header_limit:
             raise _invalid(f"ends, or its header is longer than {MAX_HEADER_BYTES >> 20} MiB, within {what}")
@@ -296,13 +300,17 @@ class _Reader:
         return _SCALARS[kind]
 
     def _read_array(self, key: str, depth: int) -> Value:
-        """Read an array; return it if it is short and of numbers, else skip it and return None."""
+        """Read an array; return it if it is short and of numbers, else skip it and return None.
+
+        `depth` is 1 for the value of a key, and 2 for an array in it. An array has the type of its elements, their
+        number, and the elements.
+        """
         what = f"the array {key!r}"
         kind, count = self.read_unsigned(_U32, what), self.read_unsigned(_U64, what)
         if kind == _ARRAY:
             if depth == _MAX_NESTING:
                 raise _invalid(f"nests arrays deeper than {_MAX_NESTING} for {key!r}")
-            self._check_elements(count, 12, what)
+            self._check_elements(count, _U32.size + _U64.size, what)
             for _ in range(count):
                 self._read_array(key, depth + 1)
             return None

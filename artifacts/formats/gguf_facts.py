@@ -87,9 +87,10 @@ def summarize(header: GGUFHeader) -> GGUF:
 
 
 def _find_head_size(header: GGUFHeader, architecture: str, part: str) -> int | None:
-    """Return the elements of a head; of a model that has another size in layers with a window, their common divisor.
+    """Return the elements of a key or value head (`part`), which the blocks of a quantized cache have to divide.
 
-    None: no size is stated.
+    If heads have another size in layers with a window, return the greatest common divisor: a block that divides it
+    divides both. None: no size is stated.
     """
     read = header.metadata.get
     heads = find_widest(read(f"{architecture}.attention.head_count"))
@@ -101,12 +102,15 @@ def _find_head_size(header: GGUFHeader, architecture: str, part: str) -> int | N
 
 
 def _list_modes(header: GGUFHeader, architecture: str) -> list[Mode]:
-    """Return the modes that the model is made for; none for an architecture that is not known, such as a projector."""
+    """Return the serving modes for which the model is made: by its architecture, its pooling and its tensors.
+
+    Empty for an architecture that is not known, such as a projector.
+    """
     if architecture not in KNOWN:
         return []
     pooling = header.metadata.get(f"{architecture}.pooling_type")
     is_made_for: dict[Mode, bool] = {
-        "chat": architecture not in _CACHELESS,
+        "chat": architecture not in _ENCODERS,  # such as BERT: they generate no text
         "embeddings": pooling in _POOLING_OF_TEXTS,
         "rerank": any(name in header.shapes for name in _SCORING_TENSORS),
     }
@@ -114,7 +118,10 @@ def _list_modes(header: GGUFHeader, architecture: str) -> list[Mode]:
 
 
 def count_active(header: GGUFHeader) -> int | None:
-    """Return the number of parameters that one token uses, of a model with experts; None if it is not known exactly."""
+    """Return the parameters that one token uses, for a model with experts (MoE), of which each token uses a few.
+
+    None if the model has no experts, or the number is not known exactly.
+    """
     architecture = read_text(header.metadata.get("general.architecture"))
     experts, used = (
         find_widest(header.metadata.get(f"{architecture}.expert_{key}")) for key in ("count", "used_count")
@@ -170,14 +177,14 @@ _FIXED_WINDOWS: Final = {"llama4": 8192, "smallthinker": 4096}
 _WINDOWED_FROM_LAYERS: Final = {"exaone4": 64}
 """llama.cpp uses the window only in the variant with this many layers."""
 
-_RECURRENT: Final = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+_FULLY_RECURRENT: Final = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 _RECURRENT_WITHOUT_HEADS: Final = frozenset(
     {"jamba", "granitehybrid", "plamo2", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"}
 )
 """A layer that has no key and value heads is recurrent."""
 _RECURRENT_BY_INTERVAL: Final = frozenset({"qwen3next", "qwen35", "qwen35moe"})
-_BOTH: Final = frozenset({"falcon-h1"})
-_CACHELESS: Final = frozenset(
+_ATTENDING_AND_RECURRENT: Final = frozenset({"falcon-h1"})
+_ENCODERS: Final = frozenset(
     {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert"}
     | {"gemma-embedding"}
 )
@@ -188,11 +195,11 @@ _SCORING_TENSORS: Final = ("cls.weight", "cls.output.weight")
 KNOWN: Final = (
     frozenset(_PLAIN.split())
     | _WINDOWS.keys()
-    | _RECURRENT
+    | _FULLY_RECURRENT
     | _RECURRENT_WITHOUT_HEADS
     | _RECURRENT_BY_INTERVAL
-    | _BOTH
-    | _CACHELESS
+    | _ATTENDING_AND_RECURRENT
+    | _ENCODERS
 )
 
 
@@ -210,7 +217,11 @@ class _LayoutReader:
         self._layer_count = self._read_number("block_count") or 0
 
     def read_layout(self) -> Layout | None:
-        """Return the layout; None if a value is missing or too large, or the caches of the layers are not known."""
+        """Return the dimensions from which the memory of serving is computed.
+
+        None: a value is missing or larger than that of any model, or it is not known what the layers cache. The user
+        then has to state the memory.
+        """
         embedding_shape = self._header.shapes.get("token_embd.weight", ())
         embedding = self._read_number("embedding_length")
         kinds = self._group_layers()
@@ -219,8 +230,8 @@ class _LayoutReader:
         heads = find_widest(self._read_per_layer("attention.head_count", 0)) or 0
         head_size = self._read_number("attention.key_length", embedding // heads if heads else 0) or 0
         if latent_query := self._read_number("attention.key_length_mla"):
-            # The estimate counts the size of a head three times. So it is the mean of three: of the query, and of query
-            # and output in the latent space.
+            # Latent attention (MLA): an estimate counts the width of a head three times, but three vectors of a head
+            # have different widths: its query, its query in the latent space and its output there. Take their mean.
             latent_output = self._read_number("attention.value_length") or 0
             head_size = math.ceil((latent_query + head_size + latent_output) / 3)
         layout = Layout(
@@ -246,19 +257,24 @@ class _LayoutReader:
         return expand_to_layers(self._header.metadata.get(f"{self._architecture}.{key}", default), self._layer_count)
 
     def _group_layers(self) -> list[Layers] | None:
-        """Return the layers by kind; None when their caches are not known, or there are too many layers or kinds."""
+        """Return the layers grouped by kind: layers of a kind keep equal bytes of each token and request.
+
+        None: it is not known what a layer keeps, or there are too many layers or kinds.
+        """
         if not 0 < self._layer_count <= _MAX_LAYERS or self._architecture not in KNOWN or self._has_unknown_caches():
             return None
-        attention, recurrent = self._count_cached_elements(), self._list_recurrent()
+        cached_elements, recurrent = self._count_cached_elements(), self._list_recurrent()
         windows = self._list_windows()
-        if attention is None or recurrent is None or windows is None:
+        if cached_elements is None or recurrent is None or windows is None:
             return None
         state_bytes = self._count_state_bytes() if any(recurrent) else 0
         if state_bytes is None:
             return None
+        # A kind is: elements of keys, elements of values, window, bytes of recurrent state.
         counts: dict[tuple[int, int, int | None, int], int] = {}
-        for (key, value), is_recurrent, window in zip(attention, recurrent, windows, strict=True):
-            attends = (key or value) and (self._architecture in _BOTH or not is_recurrent)
+        for (key, value), is_recurrent, window in zip(cached_elements, recurrent, windows, strict=True):
+            # In few architectures, a layer can attend and be recurrent at once.
+            attends = (key or value) and (self._architecture in _ATTENDING_AND_RECURRENT or not is_recurrent)
             state = state_bytes if is_recurrent else 0
             kind = (key, value, window, state) if attends else (0, 0, None, state)
             counts[kind] = counts.get(kind, 0) + 1
@@ -275,8 +291,11 @@ class _LayoutReader:
         return any(key.startswith(("attention.indexer.", "kda.")) for key in keys)
 
     def _count_cached_elements(self) -> Sequence[tuple[int, int]] | None:
-        """Return the elements that each layer caches per token, as keys and as values; None: a size is not known."""
-        if self._architecture in _CACHELESS | _RECURRENT:
+        """Return the elements of keys and of values that each layer caches of a token.
+
+        A layer without a cache, or with that of an earlier layer, has (0, 0). None: a size is not known.
+        """
+        if self._architecture in _ENCODERS | _FULLY_RECURRENT:
             return [(0, 0)] * self._layer_count
         heads = self._read_per_layer("attention.head_count", None)
         states_kv = f"{self._architecture}.attention.head_count_kv" in self._header.metadata
@@ -284,10 +303,10 @@ class _LayoutReader:
         embedding, widest_heads = self._read_number("embedding_length"), find_widest(heads)
         if heads_kv is None or embedding is None:
             return None
-        default = embedding // widest_heads if widest_heads else None
+        default_size = embedding // widest_heads if widest_heads else None
 
         # 1. Sizes of keys and values of a head, in layers that attend to the whole context and in those with a window.
-        full_sizes = [self._read_number(f"attention.{part}_length", default) for part in ("key", "value")]
+        full_sizes = [self._read_number(f"attention.{part}_length", default_size) for part in ("key", "value")]
         window_sizes = [
             self._read_number(f"attention.{part}_length_swa", size)
             for part, size in zip(("key", "value"), full_sizes, strict=True)
@@ -296,20 +315,21 @@ class _LayoutReader:
         if windows is None or None in full_sizes or None in window_sizes:
             return None
 
-        # 2. The same of each layer. A latent cache (MLA) has no separate values: they are part of the key.
+        # 2. The elements of each layer. A latent cache (MLA) has no separate values: they are part of the key. The last
+        # layers may reuse the cache of earlier ones.
         has_latent_cache = self._read_number("attention.key_length_mla") is not None
         layers_with_cache = len(heads_kv) - self._count_shared_layers()
         sizes = [window_sizes if window else full_sizes for window in windows]
-        return [
-            (count * (key or 0), 0 if has_latent_cache else count * (value or 0))
-            if layer < layers_with_cache
-            else (0, 0)
-            for layer, (count, (key, value)) in enumerate(zip(heads_kv, sizes, strict=True))
-        ]
+        elements = []
+        for layer, (heads_of_layer, (key, value)) in enumerate(zip(heads_kv, sizes, strict=True)):
+            values = 0 if has_latent_cache else heads_of_layer * (value or 0)
+            reuses_cache = layer >= layers_with_cache
+            elements.append((0, 0) if reuses_cache else (heads_of_layer * (key or 0), values))
+        return elements
 
     def _count_shared_layers(self) -> int:
         """Return the number of last layers that reuse the cache of earlier ones."""
-        if self._architecture == "gemma3n":
+        if self._architecture == "gemma3n":  # llama.cpp: only the first 20 layers have their own cache
             return max(0, self._layer_count - 20)
         if self._architecture == "gemma4":
             return self._read_number("attention.shared_kv_layers") or 0
@@ -321,6 +341,7 @@ class _LayoutReader:
         None instead of a list: it is not known which layers have the window.
         """
         whole: list[int | None] = [None] * self._layer_count
+        # LFM2 has one window for all layers, or none. Architectures that are not in the table have none.
         if self._architecture in {"lfm2", "lfm2moe"}:
             return [self._read_number("attention.sliding_window") or None] * self._layer_count
         if self._architecture not in _WINDOWS or self._layer_count < _WINDOWED_FROM_LAYERS.get(self._architecture, 0):
@@ -333,11 +354,12 @@ class _LayoutReader:
             return whole
         window = fixed_window or window
 
-        # 2. The layers that have it: as the header lists them, or by a period.
+        # 2. The layers that have it: as the header lists them, or all but one of each period.
         stated = self._header.metadata.get(f"{self._architecture}.attention.sliding_window_pattern")
         if isinstance(stated, tuple):
             pattern = expand_to_layers(stated, self._layer_count)
             return None if pattern is None else [window if has_window else None for has_window in pattern]
+        # One layer of each period attends to the whole context: its first or its last.
         known_period, is_first_full = _WINDOWS[self._architecture]
         period = read_count(stated) or known_period
         if not period:
@@ -346,8 +368,12 @@ class _LayoutReader:
         return [None if layer % period == full_layer else window for layer in range(self._layer_count)]
 
     def _list_recurrent(self) -> Sequence[bool] | None:
-        """Return a flag for each layer: True if the layer keeps a recurrent state. None: this is not known."""
-        if self._architecture in _RECURRENT | _BOTH:
+        """Return a flag for each layer: True if the layer keeps a recurrent state. None: this is not known.
+
+        Depending on the architecture these are all layers, those without key and value heads, or all but one of each
+        interval.
+        """
+        if self._architecture in _FULLY_RECURRENT | _ATTENDING_AND_RECURRENT:
             return [True] * self._layer_count
         if self._architecture in _RECURRENT_WITHOUT_HEADS:
             head_counts = self._read_per_layer("attention.head_count_kv", None)
@@ -376,16 +402,16 @@ class _LayoutReader:
 
         None: a size is not stated.
         """
-        # RWKV
+        # RWKV: a matrix for each head, and the last inputs (shifts)
         embedding, wkv = self._read_number("embedding_length"), self._read_number("wkv.head_size")
         if embedding and wkv:
             default_shifts = 1 if self._architecture in {"rwkv6qwen2", "arwkv7"} else 2
             shifts = self._read_number("token_shift_count") or default_shifts
             return (wkv + shifts) * embedding * _F32_BYTES
-        # Short convolutions, such as LFM2
+        # Short convolutions, such as LFM2: their last inputs
         if embedding and (short_kernel := self._read_number("shortconv.l_cache")):
             return embedding * (short_kernel - 1) * _F32_BYTES
-        # Mamba, and what has the same keys
+        # Mamba, and what has the same keys: the state, and the last inputs of a convolution
         kernel, inner, state = (self._read_number(f"ssm.{key}") for key in ("conv_kernel", "inner_size", "state_size"))
         if kernel is None or inner is None or state is None:
             return None
@@ -394,7 +420,11 @@ class _LayoutReader:
         return (convolution_inputs + state * inner) * _F32_BYTES
 
     def _count_feed_forward(self) -> int:
-        """Return the width of one token in the widest layer, in elements, over all experts that the token uses."""
+        """Return the inner elements of the widest layer for one token: of a feed-forward network or a recurrent mixer.
+
+        In a layer with experts, those of all experts that a token uses are added up. Shared experts, which every token
+        uses, are computed separately.
+        """
         metadata, prefix = self._header.metadata, self._architecture
         dense = find_widest(metadata.get(f"{prefix}.feed_forward_length")) or 0
         used = find_widest(metadata.get(f"{prefix}.expert_used_count")) or 0
@@ -403,8 +433,9 @@ class _LayoutReader:
         shared = self._read_number("expert_shared_feed_forward_length", expert * shared_experts)
         inner = self._read_number("ssm.inner_size") or 0
         widest_layer = max(dense, used * expert, shared or 0)
-        # A layer that attends and is recurrent still holds half of the mixer's output while the rest is computed.
-        return widest_layer + inner // 2 if self._architecture in _BOTH else max(widest_layer, inner)
+        # In a layer that attends and is recurrent, half of the recurrent mixer's output is kept while the rest of the
+        # layer is computed.
+        return widest_layer + inner // 2 if self._architecture in _ATTENDING_AND_RECURRENT else max(widest_layer, inner)
 
 
 def expand_to_layers(value: Value, layers: int) -> tuple[int, ...] | None:

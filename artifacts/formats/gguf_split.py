@@ -16,7 +16,7 @@ _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.
 _MOST_PARTS: Final = 500
 MOST_TENSORS: Final = 1 << 16
 """The limit of one file: a model has no more because it is split."""
-_OF_PART: Final = ("split.no", "split.count")
+_PART_KEYS: Final = ("split.no", "split.count")
 """Metadata of later parts that is compared."""
 
 
@@ -41,7 +41,9 @@ def name_parts(name: str) -> list[str]:
 
 
 def append_part_header(headers: list[GGUFHeader], header: GGUFHeader, name: str) -> None:
-    """Append the header of the next part to `headers`, as far as `merge_headers` reads it.
+    """Append the header of the next part to `headers`; of a later part, keep only the metadata that is compared.
+
+    `merge_headers` needs the number and count of each part, and everything else from the first part only.
 
     Raises:
         ArtifactError: HeaderInvalid; the parts have too many tensors, which would fill the memory of the reader.
@@ -51,7 +53,7 @@ def append_part_header(headers: list[GGUFHeader], header: GGUFHeader, name: str)
         problem = f"its parts have {count} tensors or more, and no model has more than {MOST_TENSORS}"
         raise ArtifactError("HeaderInvalid", f"{name}: {problem}")
     if headers:
-        metadata = {key: value for key, value in header.metadata.items() if key in _OF_PART}
+        metadata = {key: value for key, value in header.metadata.items() if key in _PART_KEYS}
         header = dataclasses.replace(header, metadata=metadata)
     headers.append(header)
 

@@ -26,12 +26,14 @@ class _AnyObject(msgspec.Struct):
 
 
 def read_members(text: bytes | memoryview) -> Iterator[tuple[str, bytes]]:
-    """Yield name and value of each member of the object `text`: a string, a number, or an object of such.
+    """Yield name and undecoded value of each member of the JSON object `text`, without decoding all of them at once.
+
+    A value is a string, a number, or an object of such.
 
     Raises:
         msgspec.DecodeError: `text` is no JSON object, or has other values.
     """
-    msgspec.json.decode(text, type=_AnyObject)
+    msgspec.json.decode(text, type=_AnyObject)  # checks the syntax, and keeps nothing
     start = _START.match(text)
     position = start.end() if start else 0
     while member := _MEMBER.match(text, position):

@@ -126,7 +126,7 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
 
 
 def merge(headers: Iterable[SafetensorsHeader]) -> SafetensorsHeader:
-    """Return the facts of several files that make one model; parameters are unknown if those of one file are."""
+    """Return the sums over several files that make one model; `parameters` is None if that of one file is."""
     files = list(headers)
     counts = [file.parameters for file in files if file.parameters is not None]
     return SafetensorsHeader(

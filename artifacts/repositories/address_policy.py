@@ -48,7 +48,10 @@ def parse_network(text: str) -> Network:
 
 
 def is_allowed(text: str, networks: Networks) -> bool:
-    """Return whether a source may lead to the IP address `text`; False if it is no address."""
+    """Return whether a source may be read from the IP address `text`: a public one, or one in `networks`.
+
+    `networks` are the private networks that the operator allows. False if `text` is no address.
+    """
     try:
         address = _unwrap(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
@@ -57,7 +60,10 @@ def is_allowed(text: str, networks: Networks) -> bool:
 
 
 def open_socket(info: AddressInfo, networks: Networks) -> socket.socket:
-    """Return a socket for a resolved address. Raises PrivateAddressError."""
+    """Return a socket, not yet connected, for an address that a name was resolved to; aiohttp calls this for each.
+
+    Raises PrivateAddressError, before anything is sent, for an address that `is_allowed` refuses.
+    """
     family, kind, protocol, _, address = info
     if not is_allowed(str(address[0]), networks):
         raise PrivateAddressError
@@ -97,11 +103,14 @@ def networks_text(networks: Iterable[Network]) -> str:
 
 
 def _unwrap(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address stands for, else the address itself."""
+    """Return the IPv4 address that an IPv6 address contains (NAT64, mapped, 6to4), else the address itself.
+
+    A private IPv4 address must not pass in the form of an IPv6 address.
+    """
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _TRANSLATED:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)  # the last 32 bits
     return address.ipv4_mapped or address.sixtofour or address
 
 
@@ -110,6 +119,6 @@ def _is_public(address: Address) -> bool:
     # `is_global` alone calls multicast and site-local addresses global.
     special = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_loopback
     if isinstance(address, ipaddress.IPv6Address):
-        # Only 2000::/3 is assigned to hosts of the internet.
+        # Only 2000::/3, whose first three bits are 001, is assigned to hosts of the internet.
         special = special or address.is_site_local or int(address) >> 125 != 1
     return address.is_global and not special and not any(address in relays for relays in _RELAYS)

@@ -105,8 +105,8 @@ class Origin:
     """A source on a server; made by `connect`.
 
     Attributes:
-        direct: session whose sockets reach allowed addresses only.
-        proxied: session for requests through a proxy, which resolves names by itself.
+        checked: session whose sockets reach allowed addresses only.
+        unchecked: session for requests to the hub, or through a proxy, which resolves names by itself.
         source: the file or folder.
         url: the URL to request first.
         access: settings to read the source.
@@ -119,8 +119,8 @@ class Origin:
 
     """
 
-    direct: aiohttp.ClientSession
-    proxied: aiohttp.ClientSession
+    checked: aiohttp.ClientSession
+    unchecked: aiohttp.ClientSession
     source: Source
     url: URL
     access: SourceAccess
@@ -187,6 +187,9 @@ class Origin:
     async def _follow(self, headers: Mapping[str, str]) -> _Received:
         """Request the source's URL and follow redirects; log in where the source's own server asks for it.
 
+        The headers of the hub's own response are returned beside it, because they name commit and digest, and the hub
+        redirects to a CDN, whose response does not.
+
         Return the first response that is no redirect, whatever its status. Raises ArtifactError.
         """
         url = self.url
@@ -201,7 +204,7 @@ class Origin:
                     response = await self._request(url, headers)
             if self.hub and url.origin() == self.hub.origin():
                 hub_headers = response.headers
-            # 2. Follow a redirect; S3 explains one without a location in its body.
+            # 2. Follow a redirect. S3 sends some without a location, and the reason in the body, which `explain` reads.
             location = response.headers.get("Location", "")
             if response.status not in _REDIRECTS or (self.explain and not location):
                 return _Received(response, hub_headers)
@@ -226,7 +229,7 @@ class Origin:
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send one request, with the credentials if `url` is of the source's own origin.
 
-        Raises ArtifactError if the host of `url` is a private address. That of a name is checked by the `direct`
+        Raises ArtifactError if the host of `url` is a private address. That of a name is checked by the `checked`
         session when it connects; a proxy resolves names itself, and decides about their addresses.
         """
         if url.origin() == self.url.origin():
@@ -237,7 +240,8 @@ class Origin:
             stated_address = find_stated_address(url.raw_host or "")
             if stated_address is not None and not is_allowed(stated_address, self.access.allowed_networks):
                 raise self._private_error()
-        session = self.proxied if proxy or chosen_by_operator else self.direct
+        # The operator chose the address of the hub, which may be private.
+        session = self.unchecked if proxy or chosen_by_operator else self.checked
         if self.accept:
             headers = {"Accept": self.accept, **headers}
         async with asyncio.timeout(self.head_seconds):
@@ -253,6 +257,8 @@ class Origin:
 
     async def _check_status(self, response: aiohttp.ClientResponse) -> None:
         """Raise the error that the status stands for; return if it is one of success.
+
+        `explain` comes first, for a service (S3) whose body says more than its status.
 
         Raises ArtifactError and RangeRefused.
         """
@@ -288,7 +294,10 @@ class Origin:
             raise self.source.error("SourceRefused", problem)
 
     def _build_response(self, received: _Received, requested_first: int) -> SourceResponse:
-        """Return the response with range, size, version and digest. Raises ArtifactError without range or size."""
+        """Return the response with range, size, version and digest of the file, which each scheme states elsewhere.
+
+        Raises ArtifactError if the server sent another range than the requested one, or does not state the size.
+        """
         response, hub_headers = received
         # 1. Range and size.
         first, size = 0, response.content_length
@@ -333,7 +342,11 @@ async def connect(
 ) -> AsyncIterator[Origin]:
     """Open the origin of a source, at `url` if given; use the proxies of the environment.
 
-    `authorizer` takes the place of the token, `accept` names the media types to ask for, and `explain` reads refusals.
+    It has two sessions. The checked one refuses private addresses when it opens a socket. The other is for requests
+    through a proxy, whose own address may be private, and to the hub, whose address the operator chose.
+
+    `authorizer` takes the place of the token, `accept` names the media types to ask for, and `explain` returns the
+    error for a refusal that its body explains.
     """
     # Bytes must arrive as they are stored: a content encoding would break ranges and digests.
     headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
@@ -341,6 +354,7 @@ async def connect(
     timeout = aiohttp.ClientTimeout(None, connect=patience.connect_seconds, sock_read=patience.silence_seconds)
 
     def open_session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        """Return a session that decodes nothing and keeps no cookies."""
         return aiohttp.ClientSession(
             connector=connector,
             headers=headers,
@@ -352,11 +366,11 @@ async def connect(
 
     trust = read_public_trust()
     open_checked = functools.partial(open_socket, networks=access.allowed_networks)
-    checked = aiohttp.TCPConnector(ssl=trust, socket_factory=open_checked)
-    async with open_session(checked) as direct, open_session(aiohttp.TCPConnector(ssl=trust)) as proxied:
+    checking_connector = aiohttp.TCPConnector(ssl=trust, socket_factory=open_checked)
+    async with open_session(checking_connector) as checked, open_session(aiohttp.TCPConnector(ssl=trust)) as unchecked:
         yield Origin(
-            direct=direct,
-            proxied=proxied,
+            checked=checked,
+            unchecked=unchecked,
             source=source,
             url=_parse_url(source, url or source.url(access.endpoint, revision)),
             access=access,

@@ -25,7 +25,9 @@ _BLOCK_BYTES = 256 << 10
 
 
 def locate(source: Source, file_root: Path | None) -> Path:
-    """Return the path of a file:// source as it is written: a link keeps its name, by which engines find further parts.
+    """Return the path of a file:// source after checking that it stays below `file_root`.
+
+    A link is not replaced by its target, since engines find the further parts of a split model by the name of the link.
 
     Raises:
         ArtifactError: SourceForbidden when it, or a part of it, leads out of `file_root` or `file_root` is None;
@@ -55,7 +57,10 @@ def locate(source: Source, file_root: Path | None) -> Path:
 
 
 def _require_inside(source: Source, path: Path, file_root: Path | None, name: str = "") -> None:
-    """Raise SourceForbidden if `path` leads out of `file_root`. `name` is for the message, if it is another file's."""
+    """Raise SourceForbidden if `path`, with its links followed, is not below `file_root`, or if that is None.
+
+    `name` begins the message if `path` is not the file that the source names.
+    """
     if file_root is None:
         raise source.error(
             "SourceForbidden", "local files are not allowed here: start with --file-root DIR, a folder above this file"
@@ -125,6 +130,7 @@ class LocalRepository:
     def file_source(self, path: str, revision: str | None) -> Source:
         """Return the file:// source of a file in the folder."""
         del revision
+        # The one file that the source names is listed by its name.
         if not self._source.is_folder and path in (self._source.path, self._source.file):
             return self._source
         folder = self._source.path if self._source.is_folder else self._source.path.rpartition("/")[0] + "/"

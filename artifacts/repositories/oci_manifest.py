@@ -41,7 +41,7 @@ _UNNAMED: Final = {
     "application/vnd.docker.ai.gguf.v3": "model.gguf",
 }
 """By media type: the file name to use when the layer has none."""
-_PACKED: Final = re.compile(r".*(?:\btar\b|\.rootfs\.diff\b).*|.*[+.](?:gzip|zstd)", re.ASCII)
+_ARCHIVE_TYPE: Final = re.compile(r".*(?:\btar\b|\.rootfs\.diff\b).*|.*[+.](?:gzip|zstd)", re.ASCII)
 _MODEL_PACK: Final = "application/vnd.cncf.model."
 _RAW: Final = ".raw"
 
@@ -78,13 +78,13 @@ class ArtifactManifest:
 
     Attributes:
         files: the layers that are files, sorted by path; the digest of each names its blob.
-        packed: media types of the layers that are archives, whose files a registry cannot send one by one.
+        archive_types: media types of the layers that are archives, whose files a registry cannot send one by one.
         size_bytes: bytes of all layers.
 
     """
 
     files: Sequence[RepositoryFile]
-    packed: Sequence[str]
+    archive_types: Sequence[str]
     size_bytes: int
 
 
@@ -122,8 +122,9 @@ def require_files(name: str, manifest: ArtifactManifest) -> Sequence[RepositoryF
     # The name without its tag or digest.
     repository = re.split(r"[@]|:(?=[^/]*$)", name.removeprefix("oci://"), maxsplit=1)[0]
     push = f"push the files themselves: oras push {repository}:TAG FILE..."
-    if manifest.packed and not manifest.files:
-        problem = f"its layers are archives ({_quote(manifest.packed[0])}), whose files cannot be read one by one"
+    if manifest.archive_types and not manifest.files:
+        media_type = _quote(manifest.archive_types[0])
+        problem = f"its layers are archives ({media_type}), whose files cannot be read one by one"
         way_out = f"{push}; or, if it is a container image, let nodes mount it with spec.cache.medium Image"
         raise _refusal(name, f"{problem}: {way_out}")
     if not manifest.files:
@@ -134,6 +135,7 @@ def require_files(name: str, manifest: ArtifactManifest) -> Sequence[RepositoryF
 def _choose_manifest(name: str, entries: Sequence[_Descriptor]) -> str:
     """Return the digest of the one manifest of an index that can be used."""
     _limit_entries(name, "manifests", entries)
+    # Entries for an unknown system are attestations of a build, not images.
     usable = [
         entry
         for entry in entries
@@ -152,12 +154,12 @@ def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
     """Return the layers as files and archives. Raises ArtifactError for a layer that cannot be used."""
     _limit_entries(name, "layers", layers)
     files: dict[str, RepositoryFile] = {}
-    packed = []
+    archive_types = []
     for number, layer in enumerate(layers):
         field = f"layers[{number}]"
         _check_descriptor(name, field, layer)
-        if _is_packed(layer):
-            packed.append(layer.media_type)
+        if _is_archive(layer):
+            archive_types.append(layer.media_type)
         elif path := _read_path(name, field, layer):
             # Some file systems take names that differ in case for the same.
             if path.casefold() in files:
@@ -166,7 +168,7 @@ def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
     size_bytes = sum(layer.size for layer in layers)
     if size_bytes > _MOST_BYTES:
         raise _refusal(name, f"its layers state {size_bytes} bytes, more than any disk has")
-    return ArtifactManifest(sorted(files.values(), key=lambda file: file.path), packed, size_bytes)
+    return ArtifactManifest(sorted(files.values(), key=lambda file: file.path), archive_types, size_bytes)
 
 
 def _limit_entries(name: str, field: str, entries: Sequence[_Descriptor]) -> None:
@@ -183,17 +185,20 @@ def _check_descriptor(name: str, field: str, layer: _Descriptor) -> None:
         raise _refusal(name, f"{field}.size is {layer.size}, which is no size")
 
 
-def _is_packed(layer: _Descriptor) -> bool:
-    """Decide whether a layer is an archive, or compressed, and not the file itself."""
+def _is_archive(layer: _Descriptor) -> bool:
+    """Decide whether a layer is an archive, or compressed, and not the file itself.
+
+    The tool that pushed the layer decides what shows this: its media type or an annotation.
+    """
     annotations: Mapping[str, str] = layer.annotations or {}
-    # ModelPack: the type says it.
+    # ModelPack: the media type ends in .raw, or names an archive.
     if layer.media_type.startswith(_MODEL_PACK):
-        return not layer.media_type.endswith(_RAW) and _PACKED.fullmatch(layer.media_type) is not None
-    # oras push: files have archive types, too; only the annotation tells.
+        return not layer.media_type.endswith(_RAW) and _ARCHIVE_TYPE.fullmatch(layer.media_type) is not None
+    # oras push: plain files have the media type of an archive, too; only the annotation shows which is one.
     if _ORAS_TITLE in annotations:
         return annotations.get(_UNPACK) == "true"
-    # Others: by the type.
-    return _PACKED.fullmatch(layer.media_type) is not None
+    # Others: the media type names an archive.
+    return _ARCHIVE_TYPE.fullmatch(layer.media_type) is not None
 
 
 def _read_path(artifact: str, field: str, layer: _Descriptor) -> str:

@@ -67,19 +67,21 @@ class _DockerConfig(msgspec.Struct):
     auths: dict[str, _Entry] = {}
 
 
-def read_token(text: str) -> RegistryLogin:
+def parse_login(text: str) -> RegistryLogin:
     """Return the login in the text of a token: USER:PASSWORD, or a bearer token, which has no colon."""
     user, colon, password = text.strip().partition(":")
     return RegistryLogin(user, password) if colon else RegistryLogin("", user)
 
 
-def token_text(login: RegistryLogin) -> str:
-    """Return the text that `read_token` reads."""
+def format_login(login: RegistryLogin) -> str:
+    """Return the text that `parse_login` reads."""
     return f"{login.user}:{login.secret}" if login.user else login.secret
 
 
 def find_login(repo: str, data: Mapping[str, bytes]) -> str | None:
-    """Return the token text for REGISTRY/REPOSITORY from the keys of a Secret, or None.
+    """Return the login for REGISTRY/REPOSITORY from the keys of a Secret, or None if the Secret has none.
+
+    A login is one text: USER:PASSWORD, or a bearer token.
 
     Raises:
         ArtifactError: SourceUnauthorized; a key cannot be read, or the Docker configuration has no such registry.
@@ -94,18 +96,21 @@ def find_login(repo: str, data: Mapping[str, bytes]) -> str | None:
                 f"create secret docker-registry NAME --docker-server={registry} --docker-username=USER "
                 "--docker-password=PASSWORD",
             )
-        return token_text(login)
+        return format_login(login)
     try:
         texts = {key: data[key].decode().strip() for key in (USERNAME_KEY, PASSWORD_KEY, TOKEN_KEY) if key in data}
     except UnicodeDecodeError as error:
         raise ArtifactError("SourceUnauthorized", f"{repo}: the login is not UTF-8: write it again") from error
     if texts.get(USERNAME_KEY) and texts.get(PASSWORD_KEY):
-        return token_text(RegistryLogin(texts[USERNAME_KEY], texts[PASSWORD_KEY]))
+        return format_login(RegistryLogin(texts[USERNAME_KEY], texts[PASSWORD_KEY]))
     return texts.get(TOKEN_KEY) or None
 
 
 def read_environment(repo: str, environment: Mapping[str, str]) -> str | None:
-    """Return the token text for REGISTRY/REPOSITORY that the environment of a command gives, or None.
+    """Return the login for REGISTRY/REPOSITORY that the environment of a command gives, or None.
+
+    A login is one text: USER:PASSWORD, or a bearer token. The first of these that is set is used: the files of a Job's
+    Secret, the token variable, Docker's configuration.
 
     Raises:
         ArtifactError: SourceUnauthorized; the login cannot be read.
@@ -118,7 +123,7 @@ def read_environment(repo: str, environment: Mapping[str, str]) -> str | None:
             return token
         if folder := environment.get(CONFIG_VARIABLE):
             login = _find_in_config(repo, (Path(folder) / "config.json").read_bytes())
-            return token_text(login) if login else None
+            return format_login(login) if login else None
     except OSError as error:
         raise ArtifactError("SourceUnauthorized", f"{repo}: the login cannot be read: {error}") from error
     return None
@@ -148,7 +153,10 @@ def _find_in_config(repo: str, text: bytes) -> RegistryLogin | None:
 
 
 def _config_name(text: str) -> str:
-    """Return the registry and path of a key of `auths`, such as https://index.docker.io/v1/."""
+    """Return REGISTRY or REGISTRY/PATH for a key of `auths`, such as https://index.docker.io/v1/.
+
+    Scheme and version of the API are left out, and each name of Docker Hub becomes docker.io.
+    """
     bare = re.sub(r"^https?://", "", text).rstrip("/")
     host, _, path = bare.partition("/")
     path = "" if path in ("v1", "v2") else path
@@ -180,9 +188,10 @@ def wants_basic(challenges: Iterable[str]) -> bool:
 
 
 def read_challenge(challenges: Iterable[str]) -> TokenChallenge | None:
-    """Return the server of tokens that the WWW-Authenticate headers of a registry name.
+    """Return the token server, or realm, that the WWW-Authenticate headers of a registry name.
 
-    None: none of them asks for a token, or the first that does names no http(s):// URL.
+    A header has one or more challenges, each a scheme with parameters: Bearer realm="URL",service="NAME". None: no
+    challenge asks for a bearer token, or the first that does names no http(s):// URL.
     """
     for text in challenges:
         for match in _SCHEME.finditer(text):
@@ -204,11 +213,16 @@ def read_challenge(challenges: Iterable[str]) -> TokenChallenge | None:
 
 
 def may_get_password(registry: URL, realm: URL) -> bool:
-    """Decide whether a password for `registry` may be sent to the server of tokens that the registry names.
+    """Decide whether a password for `registry` may be sent to `realm`, the token server that the registry names.
 
-    Its own origin may, and over https a server whose name is below that of the registry's parent: auth.docker.io for
-    registry-1.docker.io. Docker sends passwords anywhere; then whoever can change one answer of a registry, or of a
-    proxy before it, reads them elsewhere.
+    It may be sent:
+    - to the registry's own origin;
+    - over https to the registry's own host;
+    - over https, from a registry with https, to a host in the registry's parent domain: auth.docker.io for
+      registry-1.docker.io.
+
+    Docker sends passwords anywhere; then whoever can change one answer of a registry, or of a proxy before it, reads
+    them elsewhere.
     """
     if realm.origin() == registry.origin():
         return True

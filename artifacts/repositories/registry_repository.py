@@ -32,8 +32,8 @@ from artifacts.repositories.registry_login import (
     TokenChallenge,
     api_host,
     may_get_password,
+    parse_login,
     read_challenge,
-    read_token,
     wants_basic,
 )
 from artifacts.repositories.repository import (
@@ -65,6 +65,7 @@ class RegistryRepository:
 
     def __init__(self, source: Source, access: SourceAccess, environment: Mapping[str, str] = os.environ) -> None:
         self._source = source
+        # The authorizer alone uses the token, as a login: any other code would send it as it is.
         self._access = dataclasses.replace(access, token=None)
         registry, _, name = source.repo.partition("/")
         host = api_host(registry)
@@ -72,12 +73,15 @@ class RegistryRepository:
             name = f"library/{name}"  # an official image of Docker Hub
         scheme = "http" if is_plain_http(registry, environment) else "https"
         self._base = URL(f"{scheme}://{host}/v2/{name}")
-        login = read_token(access.token) if access.token else None
+        login = parse_login(access.token) if access.token else None
         self._authorizer = _RegistryAuthorizer(source, self._access, self._base, login)
         self._resolved: dict[str, tuple[str, ArtifactManifest]] = {}
 
     async def resolve(self, revision: str | None) -> tuple[str, ArtifactManifest]:
         """Return digest and content of the manifest at a resolved revision, or at the tag or digest of the source.
+
+        It is requested once. At an index, which lists manifests for several platforms, the digest is that of the index,
+        and the content that of the one manifest that can be used.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.
@@ -85,7 +89,7 @@ class RegistryRepository:
         reference = revision or self._source.revision
         if reference not in self._resolved:
             digest, content = await self._read_manifest(reference)
-            # Of an index, the content is the digest of the manifest that it names. Its own digest is the revision.
+            # A text instead of a content is the digest of the manifest that an index names.
             if isinstance(content, str):
                 _, content = await self._read_manifest(content)
             if isinstance(content, str):
@@ -129,6 +133,7 @@ class RegistryRepository:
         url, accept = str(self._base / "manifests" / reference), ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 
         async def read() -> bytes:
+            """Request the manifest once; `retry_read` repeats it."""
             async with connect(
                 self._source, self._access, url=url, authorizer=self._authorizer, accept=accept
             ) as origin:
@@ -157,7 +162,7 @@ class _Blob:
     @asynccontextmanager
     async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
         """Read bytes of the blob. Raises ArtifactError and RangeRefused."""
-        del validator
+        del validator  # a blob never changes: its digest names its bytes
         async with self._origin.read(first, last) as response:
             if response.size_bytes != self._file.size_bytes:
                 raise self._source.error(
@@ -177,6 +182,7 @@ class _RegistryAuthorizer:
         self._access = access
         self._repository = repository
         self._login = login
+        # A login without a user is a bearer token, which is sent from the first request on.
         self._header = f"Bearer {login.secret}" if login and not login.user else ""
 
     def authorize_headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
@@ -185,9 +191,9 @@ class _RegistryAuthorizer:
         return {**headers, "Authorization": self._header} if self._header else headers
 
     async def answer_challenges(self, challenges: Sequence[str]) -> bool:
-        """Obtain the credentials that the registry asks for; return whether they are others than before.
+        """Obtain the credentials that the registry asks for; return True if the request is worth repeating with them.
 
-        False: the registry does not accept the login, or asks for credentials of another kind.
+        False: they are the same as before, so the registry does not accept the login; or it asks for another kind.
 
         Raises:
             ArtifactError: the server of tokens refuses, or must not get the password.

@@ -92,7 +92,9 @@ class S3Access:
         return URL(f"{base}{path}{question}", encoded=True)
 
     def authorize_headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the headers of a GET of `url`: those given, and the signature.
+        """Return the headers of a GET of `url`: those given, one that asks for stored digests, and the signature.
+
+        Without keys, requests are not signed.
 
         Raises:
             ArtifactError: the extra with the library is not installed.
@@ -112,7 +114,7 @@ class S3Access:
             credentials_provider=keys,
             region=self.region,
             service="s3",
-            # S3 alone takes a path as it is.
+            # Other services want an escaped path to be escaped again, and `..` in it to be resolved.
             use_double_uri_encode=False,
             should_normalize_uri_path=False,
             signed_body_header_type=auth.AwsSignedBodyHeaderType.X_AMZ_CONTENT_SHA_256,

@@ -102,6 +102,7 @@ class S3Repository:
         url = self._service.url(self._source.repo, query=query)
 
         async def read() -> ListingPage:
+            """Request and parse the page once; `retry_read` repeats it."""
             try:
                 async with self._connect(self._source, url) as origin:
                     return parse_page(await origin.read_whole(PAGE_BYTES))
@@ -147,12 +148,13 @@ class _S3Object:
 
     @asynccontextmanager
     async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
-        """Read from the object. Raises as `ReadableFile.read`.
+        """Read from the object, and add its digest to the response. Raises as `ReadableFile.read`.
 
-        The service states the digest only in the answer to a request for the whole object. So the whole object is
-        requested for a read from its first byte, of which the caller reads what it needs, and once before any other
-        read, without reading the answer.
+        S3 states the digest only in the headers of a response with the whole object. So a read from the first byte
+        requests the whole object, and the caller stops when it has enough. Before the first read from a later byte, the
+        whole object is requested for its headers only.
         """
+        # The digests are kept by validator, which names the version of the object.
         if first and validator not in self._digests:
             async with self._origin.read() as whole:
                 self._digests[whole.validator] = whole.sha256

@@ -38,6 +38,7 @@ class WebRepository:
         """Return size, digest and revision of one file, from the answer to a request for its first byte."""
 
         async def read() -> RepositoryFile:
+            """Request the first byte once; `retry_read` repeats it."""
             try:
                 async with self.open_file(name, None) as opened, opened.read(0, 0) as response:
                     return RepositoryFile(name, response.size_bytes, response.sha256, response.revision)
@@ -49,7 +50,7 @@ class WebRepository:
     def file_source(self, path: str, revision: str | None) -> Source:
         """Return the source of a part: the same URL with another name at the end."""
         del revision  # a web server has the current files only
-        if path in (self._source.path, self._source.file):
+        if path in (self._source.path, self._source.file):  # the source's own file, by URL or by name
             return self._source
         parts = urlsplit(self._source.path)
         url = urlunsplit(parts._replace(path=f"{parts.path.rpartition('/')[0]}/{quote(path)}"))

@@ -36,7 +36,7 @@ async def test_mirror_sends_nothing_under_the_name_of_its_source(
     forged = await obtain(store, source, revision="", **attacker)
     forged.release()
     assert forged.digest == attacker["sha256"], "the mirror has sent its bytes"
-    assert store.find(parse(source), "", None) is None
+    assert store.lock_stored(parse(source), "", None) is None
     assert weights_identity(source, "v1", (), "") not in store.identities()
 
     held = await obtain(store, source, tenant="victim", revision="")

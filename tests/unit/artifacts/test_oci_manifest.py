@@ -69,7 +69,7 @@ def test_archive_is_no_file_and_the_message_says_how_to_push(layer: dict[str, An
     manifest = _parse(layer)
     with pytest.raises(ArtifactError) as caught:
         require_files(NAME, manifest)
-    assert (manifest.files, len(manifest.packed)) == ([], 1)
+    assert (manifest.files, len(manifest.archive_types)) == ([], 1)
     assert "oras push r.example/acme/tiny:TAG FILE..." in caught.value.message
     assert "spec.cache.medium Image" in caught.value.message
 

@@ -12,8 +12,8 @@ from artifacts.repositories.registry_login import (
     api_host,
     find_login,
     may_get_password,
+    parse_login,
     read_challenge,
-    read_token,
     wants_basic,
 )
 
@@ -83,8 +83,8 @@ def test_basic_is_recognized_beside_others() -> None:
 
 
 def test_token_with_a_colon_is_a_user_with_a_password() -> None:
-    assert read_token("robot:pa:ss\n") == RegistryLogin("robot", "pa:ss")
-    assert read_token("eyJ.x.y") == RegistryLogin("", "eyJ.x.y")
+    assert parse_login("robot:pa:ss\n") == RegistryLogin("robot", "pa:ss")
+    assert parse_login("eyJ.x.y") == RegistryLogin("", "eyJ.x.y")
 
 
 @pytest.mark.parametrize(

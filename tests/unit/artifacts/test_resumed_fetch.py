@@ -226,19 +226,19 @@ async def test_error_after_a_cancellation_is_not_logged_by_the_loop() -> None:
 def test_pause_is_not_shorter_than_the_server_asks() -> None:
     backoff = Backoff(Patience(attempts=9, first_pause_seconds=1, longest_pause_seconds=20))
     asked = ArtifactError("SourceUnreachable", "x", retryable=True, retry_after_seconds=15)
-    assert backoff.count_failure(asked) == 15
+    assert backoff.pause_or_raise(asked) == 15
     with pytest.raises(ArtifactError):
-        backoff.count_failure(ArtifactError("SourceUnreachable", "x", retryable=True, retry_after_seconds=21))
+        backoff.pause_or_raise(ArtifactError("SourceUnreachable", "x", retryable=True, retry_after_seconds=21))
 
 
 def test_attempts_without_progress_are_bounded_and_progress_counts_anew() -> None:
     error = ArtifactError("SourceUnreachable", "x", retryable=True)
     backoff = Backoff(Patience(attempts=4, first_pause_seconds=8, longest_pause_seconds=20))
-    assert 4 <= backoff.count_failure(error) <= 8
-    assert 8 <= backoff.count_failure(error) <= 16
-    assert 10 <= backoff.count_failure(error) <= 20
-    assert 4 <= backoff.count_failure(error, MIB) <= 8
+    assert 4 <= backoff.pause_or_raise(error) <= 8
+    assert 8 <= backoff.pause_or_raise(error) <= 16
+    assert 10 <= backoff.pause_or_raise(error) <= 20
+    assert 4 <= backoff.pause_or_raise(error, MIB) <= 8
     for _ in range(2):
-        backoff.count_failure(error, MIB)
+        backoff.pause_or_raise(error, MIB)
     with pytest.raises(ArtifactError):
-        backoff.count_failure(error, MIB)
+        backoff.pause_or_raise(error, MIB)

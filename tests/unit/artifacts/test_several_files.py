@@ -361,7 +361,7 @@ class TestStore:
         assert held.path.name == parts[0].name
         assert [held.path.with_name(part.name).read_bytes() for part in parts] == [part.read_bytes() for part in parts]
         server.requests.clear()
-        again = store.find(parse(source), None, None)
+        again = store.lock_stored(parse(source), None, None)
         assert again is not None
         assert (again.path, server.requests) == (held.path, [])
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
-from artifacts.source import SourceError, cache_key, parse, refuse_library, scheme_of
+from artifacts.source import SourceError, cache_key, parse, refuse_ollama_source, scheme_of
 
 
 def test_hub_source_without_revision_means_main() -> None:
@@ -90,8 +90,8 @@ def test_a_model_of_ollamas_library_is_only_a_name(text: str, name: str) -> None
     source = parse(text)
     assert (source.scheme, source.is_folder, source.path) == ("ollama", False, name)
     with pytest.raises(ArtifactError, match="runtime ollama"):
-        refuse_library(source)
-    refuse_library(parse("hf://a/b"))
+        refuse_ollama_source(source)
+    refuse_ollama_source(parse("hf://a/b"))
 
 
 DIGEST = "sha256:" + "ab" * 32

@@ -265,13 +265,13 @@ class TestUse:
         (await obtain(store, source)).release()
         event, go_on = threading.Event(), threading.Event()
 
-        def find(*arguments: Any) -> HeldWeights | None:
-            held = WeightsStore.find(store, *arguments)
+        def lock_stored(*arguments: Any) -> HeldWeights | None:
+            held = WeightsStore.lock_stored(store, *arguments)
             event.set()
             go_on.wait()
             return held
 
-        monkeypatch.setattr(store, "find", find)
+        monkeypatch.setattr(store, "lock_stored", lock_stored)
         running = asyncio.create_task(obtain(store, source))
         await asyncio.to_thread(event.wait)
         running.cancel()
@@ -291,10 +291,10 @@ class TestUse:
         if manifest is None:
             path.mkdir()  # cannot be read
             with pytest.raises(IsADirectoryError):
-                store.find(parse(source), None, None)
+                store.lock_stored(parse(source), None, None)
         else:
             path.write_bytes(manifest)
-            assert store.find(parse(source), None, None) is None
+            assert store.lock_stored(parse(source), None, None) is None
         assert store.remove(held.digest)
 
     async def test_a_process_that_inherits_the_lock_keeps_the_weights(
