@@ -21,7 +21,7 @@ from artifacts.partial_download import (
     locked,
     read_download_record,
     require_space,
-    storage_faults,
+    translate_os_errors,
     write_download_record,
 )
 from artifacts.repositories import local_files
@@ -134,7 +134,7 @@ async def fetch_file(
         ArtifactError: with a reason and whether a retry may help.
     """
     source = repository.file_source(path, expected.revision)
-    with storage_faults(destination):
+    with translate_os_errors(destination):
         async with locked(destination):
             record = await _find_present(destination, source, expected, on_progress)
             if not record:
@@ -152,7 +152,7 @@ async def verify_local(
 ) -> FetchedArtifact:
     """Return a file:// source where it is, after a check of its digest if one is expected. Raises ArtifactError."""
     path = local_files.locate(source, file_root)
-    with storage_faults(path):
+    with translate_os_errors(path):
         revision, size = local_files.read_revision(path), path.stat().st_size
         if sha256 and (digest := await _hash_path(path, on_progress)) != sha256:
             raise build_mismatch(source, sha256, "the file", _digest_if_gguf(path, digest))
@@ -165,7 +165,7 @@ async def _find_present(
     """Return the record of the file that is already at `path`; None if it has to be downloaded.
 
     None: there is no file, or it is not the expected one. A file without a record, such as one that a user has copied
-    here, is hashed; if it has the expected digest, it gets a record.
+    here, is accepted only if it has the expected digest; then it gets a record.
     """
     record, sha256, revision = read_download_record(path), expected.sha256, expected.revision
     if record:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch
 from artifacts.file_set import FileSet, refuse_digest_of_several_files
-from artifacts.partial_download import require_space, storage_faults
+from artifacts.partial_download import require_space, translate_os_errors
 from artifacts.repositories.repository import Listing, SourceAccess
 from artifacts.source import Source
 
@@ -35,11 +35,12 @@ async def fetch_source(
         )
     if source.scheme == "file":
         return await files.verify_local(listing, sha256, on_progress)
-    with storage_faults(destination_dir):
+    with translate_os_errors(destination_dir):
         await asyncio.to_thread(_require_space, destination_dir, listing)
     fetched = await files.fetch(listing, destination_dir, sha256, on_progress)
     first = fetched[0]
     return FetchedArtifact(
+        # Engines get the path of a GGUF model's first file, or the folder of other weights.
         path=first.path if first.is_gguf else destination_dir,
         size_bytes=listing.size_bytes,
         sha256=first.sha256 if len(fetched) == 1 else "",

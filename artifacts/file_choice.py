@@ -12,7 +12,7 @@ import msgspec
 
 from artifacts.errors import ArtifactError
 from artifacts.formats.folder_config import CONFIG
-from artifacts.formats.gguf_split import is_gguf_name, name_parts
+from artifacts.formats.gguf_split import is_gguf_name, list_part_names
 from artifacts.formats.json_members import read_members
 from artifacts.repositories.repository import WEIGHTS, Listing, RepositoryFile, is_safe_path
 from artifacts.source import Source, advise_files, quote_pattern
@@ -41,7 +41,8 @@ def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
     Raises:
         ArtifactError: SourceNotFound for what is missing; SourceInvalid for patterns that do not choose one model.
     """
-    if source.is_split:  # the source names the first part, from whose name the others follow
+    # The source names the first part, from whose name the others follow. A hub lists whole paths, others only names.
+    if source.is_split:
         return _find_parts(source, listing, source.path if source.scheme == "hf" else source.file)
     for pattern in source.files:
         if not any(_is_match(file, pattern) for file in listing.files):
@@ -208,7 +209,7 @@ def _name_first_part(path: str) -> str:
     """Return the path of the first part of the model that the file at `path` is, or is a part of."""
     folder, slash, name = path.rpartition("/")
     try:
-        parts = name_parts(name)
+        parts = list_part_names(name)
     except ValueError:  # the name has the form of a part with an impossible number
         parts = []
     return f"{folder}{slash}{parts[0]}" if parts else path
@@ -218,7 +219,7 @@ def _find_parts(source: Source, listing: Listing, first_path: str) -> list[Repos
     """Return all parts, in order, of the GGUF model whose first part, or only file, is at `first_path`."""
     folder, slash, name = first_path.rpartition("/")
     try:
-        names = name_parts(name) or [name]
+        names = list_part_names(name) or [name]
     except ValueError as error:
         raise source.error("SourceInvalid", f"{first_path} {error}") from error
     by_path = {file.path: file for file in listing.files}

@@ -68,8 +68,9 @@ class FileSet:
             ArtifactError: with a reason and whether a retry may help.
         """
         listing = await self._repository.list_files(revision)
-        # Patterns and names are others' choice: comparing them may take seconds, in which an agent must go on.
+        # Users choose the patterns and servers the names: comparing them may take seconds, so a thread does it.
         files = await asyncio.to_thread(choose_files, self._source, listing)
+        # An index, if there is one, names the weights that are taken.
         index = next((file for file in files if file.path == INDEX), None)
         if index is not None:
             text = await self._read(listing, index, _INDEX_BYTES)
@@ -146,6 +147,7 @@ class FileSet:
             except ArtifactError as error:
                 if error.reason != "HeaderInvalid":
                     raise
+                # The header does not know which part it is of.
                 raise ArtifactError(error.reason, f"{file.path}: {error.message}") from error
             append_part_header(headers, header, file.path)
         return headers
@@ -176,7 +178,7 @@ class FileSet:
     ) -> list[FetchedArtifact]:
         """Fetch all listed files, one after the other; a verified file is not fetched again.
 
-        `sha256` is the expected digest of the only file.
+        `sha256` is the expected digest of the file if there is only one; it is refused for several files.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.

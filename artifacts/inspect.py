@@ -13,11 +13,11 @@ from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights
 from artifacts.formats import folder_config, gguf
 from artifacts.formats.folder_config import CONFIG
 from artifacts.formats.gguf_facts import count_active, find_layout, summarize
-from artifacts.formats.gguf_split import append_part_header, is_gguf_name, merge_headers, name_parts
+from artifacts.formats.gguf_split import append_part_header, is_gguf_name, list_part_names, merge_headers
 from artifacts.formats.safetensors_header import SafetensorsHeader
 from artifacts.gguf_reader import read_header, read_stored_header
 from artifacts.mirrors import parse_mirrors, read_from_any
-from artifacts.partial_download import storage_faults
+from artifacts.partial_download import translate_os_errors
 from artifacts.repositories import local_files
 from artifacts.repositories.registry_repository import RegistryRepository
 from artifacts.repositories.repository import SourceAccess, SourceResponse
@@ -58,6 +58,7 @@ async def _inspect_files(
         configs = await files.read_configs(listing)
         facts = _describe_folder(configs, await files.read_weights(listing), listing.python_files)
         file = ""
+    # Patterns in the source may have chosen several files, which have no common digest.
     if len(listing.files) > 1 and sha256:
         raise files.build_digest_refusal(listing)
     stated_digest = first.sha256 if len(listing.files) == 1 else None
@@ -180,11 +181,11 @@ def check_stored(source: Source, path: Path) -> Inspection:
     Raises:
         ArtifactError: HeaderInvalid, CustomCode, or the file cannot be read.
     """
-    with storage_faults(path):
+    with translate_os_errors(path):
         try:
             if path.is_dir():
                 return _describe_folder(read_stored_configs(path), read_stored_weights(path))
-            names = name_parts(path.name) or [path.name]
+            names = list_part_names(path.name) or [path.name]
             headers: list[gguf.GGUFHeader] = []
             for name in names:
                 append_part_header(headers, _read_stored_part(path, name), name)

@@ -62,7 +62,7 @@ class _PartialState(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @contextlib.contextmanager
-def storage_faults(path: Path) -> Iterator[None]:
+def translate_os_errors(path: Path) -> Iterator[None]:
     """Turn an OSError about `path` into an ArtifactError."""
     try:
         yield
@@ -79,6 +79,7 @@ def storage_faults(path: Path) -> Iterator[None]:
 
 def _describe_refusal(path: Path) -> str:
     """Return why this process may not read `path`, or not write to it: the file or folder, its owner, the way out."""
+    # The path itself may not exist yet: the nearest folder above it that exists decides.
     folder = next((ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor)), path)
     is_read_only = False
     owner = ""
@@ -166,7 +167,7 @@ def read_download_record(path: Path) -> DownloadRecord | None:
 
 
 def write_download_record(path: Path, current_path: Path, source: str, revision: str, sha256: str) -> DownloadRecord:
-    """Write the record beside `path` of a verified file that is still at `current_path`, or there already."""
+    """Write the record of the verified file that is, or will be, at `path`; at present it is at `current_path`."""
     status = current_path.stat()
     record = DownloadRecord(
         source=source, revision=revision, sha256=sha256, size_bytes=status.st_size, mtime_nanoseconds=status.st_mtime_ns

@@ -90,7 +90,7 @@ class SpeedFloor:
         self._since, self._bytes = time.monotonic(), 0
 
     def count_bytes(self, number: int) -> None:
-        """Count bytes that have arrived. Raises ArtifactError if they came too slowly for too long."""
+        """Count bytes that have arrived. Raises ArtifactError if they came too slowly over `silence_seconds`."""
         self._bytes += number
         seconds = time.monotonic() - self._since
         if seconds < self._patience.silence_seconds:

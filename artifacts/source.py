@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from artifacts.errors import ArtifactError, Reason
-from artifacts.formats.gguf_split import is_gguf_name, name_parts
+from artifacts.formats.gguf_split import is_gguf_name, list_part_names
 
 Scheme = Literal["hf", "http", "https", "s3", "oci", "pvc", "file", "ollama"]
 _SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType({scheme: scheme for scheme in get_args(Scheme)})
@@ -92,7 +92,7 @@ class Source:
     @property
     def is_split(self) -> bool:
         """True for the first of several files that make one GGUF model."""
-        return len(name_parts(self.file)) > 1
+        return len(list_part_names(self.file)) > 1
 
     @property
     def has_listing(self) -> bool:
@@ -126,7 +126,7 @@ class Source:
         return ArtifactError(reason, message, retryable=retryable, retry_after_seconds=retry_after_seconds)
 
     def url(self, endpoint: str, revision: str | None = None) -> str:
-        """Return the URL to request: of an hf:// source below the hub `endpoint`, else the URL that the source is.
+        """Return the URL to request: the URL of an http(s):// source, or that of an hf:// source at the hub `endpoint`.
 
         `revision` replaces the revision of an hf:// source.
         """
@@ -176,7 +176,7 @@ def weights_identity(text: str, revision: str, files: Sequence[str], sha256: str
     """Return the identity of exact weights, by which a host reports that it has stored them; empty if they have none.
 
     It is the SHA-256 if that is known, else a digest of source and revision. Empty: neither is known, so that the bytes
-    may change; or the weights are the owner's own files or in Ollama, so that no host stores them.
+    may change; the weights are the owner's own files or in Ollama, so that no host stores them; or `text` is no source.
     """
     if scheme_of(text) in (None, "file", "ollama"):
         return ""
@@ -397,7 +397,7 @@ def _file_name(text: str, path: str) -> str:
             text, f"must end in the name of a file (printable, no leading dot, at most {MAX_NAME_BYTES} bytes)"
         )
     try:
-        parts = name_parts(name)
+        parts = list_part_names(name)
     except ValueError as error:
         raise SourceError(text, str(error)) from error
     if parts and name != parts[0]:

@@ -27,7 +27,7 @@ from artifacts.file_set import FileSet, refuse_digest_of_several_files
 from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_folder
 from artifacts.manifest import MANIFEST, Manifest, StoredFile, folder_digest
 from artifacts.mirrors import parse_mirrors, read_from_any
-from artifacts.partial_download import in_thread, locked, storage_faults
+from artifacts.partial_download import in_thread, locked, translate_os_errors
 from artifacts.repositories import local_files
 from artifacts.repositories.repository import SourceAccess
 from artifacts.retry import Patience
@@ -107,6 +107,7 @@ class WeightsStore:
         self._digest_files = folder / "sources"
         """Folder with one file for each pair of source and revision; the file contains the digest of the object."""
         self._local_records = folder / "local"
+        """Folder with one file for each of the owner's own files that was hashed; it contains digest, size and time."""
         self._access_records = AccessRecords(folder / "access")
         self._settings = access
         self._reserved_bytes: dict[Path, int] = {}
@@ -149,7 +150,7 @@ class WeightsStore:
         request = _ObtainRequest(source, expected, token, check, caller_key, mirror_sources)
         refuse_ollama_source(source)
         refuse_digest_of_several_files(source, sha256)
-        with storage_faults(self._objects):
+        with translate_os_errors(self._objects):
             if source.scheme == "file":
                 return await _check_or_release(await self._hold_local_file(source, sha256, on_progress), check)
             held = await self._find_allowed(request)
@@ -187,8 +188,8 @@ class WeightsStore:
         if access_record.allows(request.caller_key):
             return True
         if durable.read(self._digest_path(request.source, revision), str) != digest:
-            # This source has not delivered the object; the request only names its digest. So one byte proves nothing: the
-            # source has to send all of it.
+            # This source has not delivered the object; the request only names its digest. So one byte proves nothing:
+            # the source has to send all of it.
             return False
         if durable.read(self._object_path(digest) / MANIFEST, Manifest) is None:
             return False
@@ -425,6 +426,7 @@ class WeightsStore:
         if descriptor is None:
             return None
         try:
+            # Renamed under the lock, so that no process can lock a folder that is only partly deleted.
             freed, trash = _disk_bytes(folder), self._move_to_trash(folder)
         finally:
             os.close(descriptor)

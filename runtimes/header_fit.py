@@ -95,6 +95,7 @@ def _refuse_companions(_runtime: Runtime, demand: RuntimeDemand) -> str | None:
     architecture = demand.header.architecture
     if architecture == _PROJECTOR:
         return "the weights are a projector, not a model: name them in projectorModelRef of a service of their model"
+    # An empty architecture is not known.
     for role, header in demand.companion_headers:
         if role == "projector" and header.architecture not in {"", _PROJECTOR}:
             return (

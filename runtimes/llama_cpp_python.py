@@ -85,7 +85,7 @@ def _has_flash(options: ServingOptions) -> bool:
     return stated.lower() in {"true", "1"}
 
 
-def _refuse_demand(demand: RuntimeDemand) -> str | None:
+def _refuse_adapters(demand: RuntimeDemand) -> str | None:
     """Return why the server cannot have these adapters, or None."""
     if len(demand.adapter_scales) > 1 or any(float(scale) != 1 for scale in demand.adapter_scales):
         return (
@@ -110,5 +110,5 @@ RUNTIME: Final = Runtime(
     ),
     installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra llama-cpp-python",
-    refusal=_refuse_demand,
+    refusal=_refuse_adapters,
 )

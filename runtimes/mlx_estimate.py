@@ -35,14 +35,14 @@ class MlxMemory(EngineMemory):
     def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts | None:
         """Compute the memory of one server after prompts of the full context on all slots.
 
-        None: a layer keeps other state than keys and values of its heads, of which mlx-lm makes copies of its own.
+        None: a layer keeps a recurrent state or a latent (keys without values), of which mlx-lm makes further copies.
         """
         if any(layers.state_bytes or (layers.key_elements and not layers.value_elements) for layers in layout.layers):
             return None
         context = divide_up(options.context_length, _STEP) * _STEP
         slot_bytes, bits = 0, _CACHE_BITS.get(options.cache_type_k, _CACHE_BITS["f16"])
         for layers in layout.layers:
-            # A window is kept in a ring, with the part of the prompt that is being computed beside it.
+            # A layer with a window keeps the window, and beside it the part of the prompt that is being computed.
             tokens = context if layers.window is None else min(context, layers.window + _PREFILL)
             elements = tokens * (layers.key_elements + layers.value_elements)
             # `bits` are those of two elements, hence the division by 2 * 8.

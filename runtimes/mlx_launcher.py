@@ -55,6 +55,7 @@ def guard_handler(handler: type[Any], key: str) -> type[Any]:
             if mistake := find_mistake(content):
                 self._refuse(HTTPStatus.BAD_REQUEST, mistake, "invalid_request_error")
                 return
+            # The server reads the body from `rfile`: give it the bytes that were checked, then restore the connection.
             self.rfile = io.BytesIO(content)
             try:
                 super().do_POST()

@@ -73,6 +73,7 @@ def find_command() -> list[str] | None:
 
     None if mlx-lm is not installed, or only a version that runs Python which a model brings (CVE-2026-5843).
     """
+    # In our own Python; the parent of the package's folder has its version.
     package = importlib.util.find_spec("mlx_lm")
     if package and package.origin and is_safe_version(read_version(Path(package.origin).parents[1])):
         return [*PYTHON, _LAUNCHER]
@@ -135,8 +136,8 @@ def build_environment(base: Mapping[str, str]) -> dict[str, str]:
     return ours
 
 
-def _refuse_demand(demand: RuntimeDemand) -> str | None:
-    """Return why the server cannot have these caches, slots or adapters, or None."""
+def _refuse_unsupported_options(demand: RuntimeDemand) -> str | None:
+    """Return why the server cannot serve with these cache types, parallel requests or adapters, or None."""
     cache_type_k, cache_type_v = demand.options.cache_type_k, demand.options.cache_type_v
     if cache_type_k != cache_type_v:
         return f"cacheTypeK {cache_type_k} and cacheTypeV {cache_type_v} differ, which runtime mlx-lm cannot do"
@@ -170,5 +171,5 @@ RUNTIME: Final = Runtime(
     ),
     installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra mlx, or mlx-lm 0.32 or later: earlier ones run code that a model brings",
-    refusal=_refuse_demand,
+    refusal=_refuse_unsupported_options,
 )

@@ -101,8 +101,11 @@ async def prepare(model: PodModel, on_progress: OnProgress, on_failure: Callable
     await prepare_model(model, on_progress, on_failure)
 
 
-def _refuse_demand(demand: RuntimeDemand) -> str | None:
-    """Refuse split models, and what only the owner of a host can set, by OLLAMA_NUM_PARALLEL."""
+def _refuse_split_or_parallel(demand: RuntimeDemand) -> str | None:
+    """Return why Ollama cannot serve this, or None: a split model, or on a host several requests at a time.
+
+    How many it serves on a host is set by the host's owner (OLLAMA_NUM_PARALLEL).
+    """
     if demand.is_split:
         return NO_SPLIT
     if demand.in_pods or demand.options.parallel == 1:
@@ -139,5 +142,5 @@ RUNTIME: Final = Runtime(
         prepare=prepare,
         has_slots=True,
     ),
-    refusal=_refuse_demand,
+    refusal=_refuse_split_or_parallel,
 )

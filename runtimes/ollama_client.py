@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from artifacts.formats.gguf_split import name_parts
+from artifacts.formats.gguf_split import list_part_names
 from artifacts.repositories.address_policy import IN_PRIVATE_NETWORK, Networks, is_allowed, resolve_addresses
 from artifacts.source import scheme_of
 from crds.serving import RuntimeName, ServingOptions
@@ -155,7 +155,7 @@ class Ollama:
 
             # From a file: upload it.
             if base is None:
-                if name_parts(Path(serving.model).name)[1:]:
+                if list_part_names(Path(serving.model).name)[1:]:
                     raise DaemonError("SplitUnsupported", NO_SPLIT)
                 files = {"model.gguf": await self._upload_weights(Path(serving.model), on_progress)}
                 await _read_to_end(await client.create(name, files=files, parameters=parameters, stream=True))
@@ -240,8 +240,8 @@ class Ollama:
     async def _refuse_to_evict(self, name: str, content: _Content) -> None:
         """Refuse to load `name` if that would evict another model. Raises DaemonError.
 
-        Ollama keeps one copy of the same weights in memory. To load it with other settings, it would evict a model of
-        ours, and to use it for ever it would change how long the owner's model stays.
+        Ollama keeps one copy of the same weights in memory, whoever loaded it, and reloads it for other settings. So
+        `name` is refused while the owner has loaded these weights, or we have with other settings.
         """
         for other, _ in await self.list_loaded():
             known = self._contents.get(other)  # None: a concurrent call has forgotten it
@@ -358,7 +358,7 @@ class Ollama:
             raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START_HINT}") from error
         except OSError as error:
             raise DaemonError("WeightsMissing", f"cannot read the weights for Ollama: {error}") from error
-        except self._errors as error:
+        except self._errors as error:  # of Ollama's client library
             status = getattr(error, "status_code", None)
             if status == HTTPStatus.NOT_FOUND and absent_is_fine:
                 return

@@ -369,6 +369,7 @@ def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> i
     largest_latent = max((layers.key_elements for layers in layout.layers if _is_latent(layers)), default=0)
     if not largest_latent:
         return 0
+    # Tokens of which vLLM expands latents at once, before its upper limit.
     tokens = max(_LATENT_CONTEXT * options.context_length, _LATENT_BLOCKS * options.parallel)
     expanded_elements = largest_latent + 2 * divide_up(layout.attention_size, devices)
     return min(_MOST_LATENT_TOKENS, tokens) * expanded_elements * _ELEMENT_BYTES

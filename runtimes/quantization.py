@@ -58,8 +58,8 @@ def name_method(quantization: str) -> str | None:
 def refuse_quantization(quantization: str, engine: str, vendor: str, device: str = "") -> str | None:
     """Return why an engine cannot serve weights of a quantization on an accelerator, with pairs that work, or None.
 
-    None also if the engine, the vendor or the method of quantization is not known here, or if the architecture of the
-    device is not known and any of the vendor's would do.
+    None also if nothing is known here of the engine, the vendor, the method of quantization or the architecture of the
+    device: then the engine itself has to refuse.
 
     Args:
         quantization: as a Model's status states it, or the name of a method.

@@ -92,7 +92,7 @@ def render_arguments(pod: PodServing) -> list[str]:
     rendered += ["--runner", "generate" if options.mode == "chat" else "pooling"]
     if pod.devices > 1:
         rendered += ["--tensor-parallel-size", str(pod.devices)]
-    if pod.vendor.resource is None:
+    if pod.vendor.resource is None:  # on a processor, where vLLM would take most of the node's memory
         rendered += ["--kv-cache-memory-bytes", str(pod.cache_bytes or _CPU_CACHE_BYTES)]
     return [*rendered, *options.extra_args]
 

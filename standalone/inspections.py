@@ -14,7 +14,7 @@ import msgspec
 from artifacts import durable
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection, check_stored, inspect_with_mirrors
-from artifacts.partial_download import storage_faults
+from artifacts.partial_download import translate_os_errors
 from artifacts.repositories.repository import SourceAccess
 from artifacts.retry import Patience
 from artifacts.source import Source, cache_key, parse
@@ -54,7 +54,7 @@ class ModelInspector:
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
-        with storage_faults(self._folder):
+        with translate_os_errors(self._folder):
             return await self._inspect(model.spec)
 
     async def _inspect(self, spec: ModelSpec) -> tuple[Inspection, str]:

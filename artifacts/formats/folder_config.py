@@ -249,7 +249,7 @@ def count_active(config: dict[str, Any], parameters: int, expert_parameters: int
 
 def _describe_quantization(config: dict[str, Any]) -> str:
     """Return the method of quantization, with its bits if a method has several, else the type of the weights."""
-    mlx = config.get("quantization")
+    mlx = config.get("quantization")  # MLX states it in a key of its own
     bits = read_count(mlx.get("bits")) if isinstance(mlx, dict) else None
     if bits:
         return f"{bits}-bit"

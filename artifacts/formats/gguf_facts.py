@@ -341,7 +341,8 @@ class _LayoutReader:
         None instead of a list: it is not known which layers have the window.
         """
         whole: list[int | None] = [None] * self._layer_count
-        # LFM2 has one window for all layers, or none. Architectures that are not in the table have none.
+        # LFM2 has one window for all layers, or none. Architectures that are not in the table have none; of some, only
+        # the variant with many layers has one.
         if self._architecture in {"lfm2", "lfm2moe"}:
             return [self._read_number("attention.sliding_window") or None] * self._layer_count
         if self._architecture not in _WINDOWS or self._layer_count < _WINDOWED_FROM_LAYERS.get(self._architecture, 0):

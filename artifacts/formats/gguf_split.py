@@ -25,7 +25,7 @@ def is_gguf_name(name: str) -> bool:
     return name.lower().endswith(".gguf")
 
 
-def name_parts(name: str) -> list[str]:
+def list_part_names(name: str) -> list[str]:
     """Return the names of all parts, in order, of the model that the file `name` is a part of; empty if it is whole.
 
     Raises:

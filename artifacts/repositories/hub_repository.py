@@ -76,6 +76,7 @@ def _parse_listing(source: Source, text: bytes) -> Listing:
         problem = f"names {answer.sha[:100]!r} as its commit, which is none"
         raise source.error("SourceRefused", f"the hub {problem}")
     wanted = [file for file in answer.siblings if is_wanted(file.name)]
+    # The hub states a digest (`lfs`) for large files only.
     if any(file.lfs and not is_digest(file.lfs.sha256) for file in wanted):
         raise source.error("SourceRefused", "the hub states a sha256 that is none")
     unsized = next((file.name for file in wanted if file.size is None or file.size < 0), None)

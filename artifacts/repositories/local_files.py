@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from artifacts.formats.gguf_split import name_parts
-from artifacts.partial_download import storage_faults
+from artifacts.formats.gguf_split import list_part_names
+from artifacts.partial_download import translate_os_errors
 from artifacts.repositories.repository import (
     Listing,
     RangeRefused,
@@ -38,7 +38,7 @@ def locate(source: Source, file_root: Path | None) -> Path:
     # Where a path leads is compared before it is known to exist: the error must not tell what exists elsewhere.
     _require_inside(source, path, file_root)
     # Engines open the further parts of a split model beside the first one.
-    parts = name_parts(source.file)
+    parts = list_part_names(source.file)
     if parts and source.file == parts[0]:
         for name in parts[1:]:
             _require_inside(source, path.with_name(name), file_root, f"{name} ")
@@ -111,7 +111,7 @@ class LocalRepository:
         folder = locate(self._source, self._file_root)
         if not self._source.is_folder:
             folder = folder.parent
-        with storage_faults(folder):
+        with translate_os_errors(folder):
             return await asyncio.to_thread(self._list_folder, folder)
 
     def _list_folder(self, folder: Path) -> Listing:
@@ -153,7 +153,7 @@ class _LocalFile:
         The file has changed if a `validator` is given that is not its revision. Raises RangeRefused: it has no byte
         `first`.
         """
-        with storage_faults(self._path), self._path.open("rb") as file:
+        with translate_os_errors(self._path), self._path.open("rb") as file:
             size = self._path.stat().st_size
             if first and first >= size:
                 raise RangeRefused

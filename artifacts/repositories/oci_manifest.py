@@ -191,7 +191,7 @@ def _is_archive(layer: _Descriptor) -> bool:
     The tool that pushed the layer decides what shows this: its media type or an annotation.
     """
     annotations: Mapping[str, str] = layer.annotations or {}
-    # ModelPack: the media type ends in .raw, or names an archive.
+    # ModelPack: a plain file has a media type that ends in .raw, or names no archive.
     if layer.media_type.startswith(_MODEL_PACK):
         return not layer.media_type.endswith(_RAW) and _ARCHIVE_TYPE.fullmatch(layer.media_type) is not None
     # oras push: plain files have the media type of an archive, too; only the annotation shows which is one.
@@ -205,7 +205,7 @@ def _read_path(artifact: str, field: str, layer: _Descriptor) -> str:
     """Return the name of a layer's file, which may have folders; empty if it has none."""
     annotations: Mapping[str, str] = layer.annotations or {}
     key = next((name for name in _NAMES if name in annotations), "")
-    if not key:
+    if not key:  # Ollama and Docker name the file by the media type only
         return _UNNAMED.get(layer.media_type, "")
     path = annotations[key]
     segments = path.split("/")

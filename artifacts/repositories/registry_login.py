@@ -166,7 +166,7 @@ def _config_name(text: str) -> str:
 
 def _read_entry(entry: _Entry) -> RegistryLogin | None:
     """Return the login of an entry of `auths`; None if it is incomplete or not valid."""
-    if entry.registrytoken:
+    if entry.registrytoken:  # a bearer token, which has no user
         return RegistryLogin("", entry.registrytoken)
     user, password = entry.username, entry.password
     if entry.auth:
@@ -218,8 +218,8 @@ def may_get_password(registry: URL, realm: URL) -> bool:
     It may be sent:
     - to the registry's own origin;
     - over https to the registry's own host;
-    - over https, from a registry with https, to a host in the registry's parent domain: auth.docker.io for
-      registry-1.docker.io.
+    - over https, from a registry with https, to a host in the registry's parent domain (auth.docker.io for
+      registry-1.docker.io), unless strangers share that domain, as in com or co.uk.
 
     Docker sends passwords anywhere; then whoever can change one answer of a registry, or of a proxy before it, reads
     them elsewhere.

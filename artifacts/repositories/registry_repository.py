@@ -54,7 +54,7 @@ _TOKEN_BYTES: Final = 64 << 10
 
 
 class _IssuedToken(msgspec.Struct):
-    """The answer of a server of tokens; servers use either name."""
+    """The answer of a token server; servers use either name."""
 
     token: str = ""
     access_token: str = ""
@@ -196,7 +196,7 @@ class _RegistryAuthorizer:
         False: they are the same as before, so the registry does not accept the login; or it asks for another kind.
 
         Raises:
-            ArtifactError: the server of tokens refuses, or must not get the password.
+            ArtifactError: the token server refuses, or must not get the password.
         """
         login, header_before = self._login, self._header
         if login is not None and not login.user:

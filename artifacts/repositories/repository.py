@@ -187,5 +187,5 @@ async def read_start(opened: ReadableFile, name: str, size_bytes: int, most_byte
     if len(text) < wanted:
         problem = f"the server sent {len(text)} of {wanted} bytes"
         raise ArtifactError("SourceUnreachable", f"{name}: {problem}", retryable=True)
-    del text[wanted:]
+    del text[wanted:]  # the last block may end behind them
     return bytes(text)

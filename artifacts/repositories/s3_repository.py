@@ -14,7 +14,7 @@ from urllib.parse import quote
 from yarl import URL
 
 from artifacts.errors import ArtifactError
-from artifacts.formats.gguf_split import name_parts
+from artifacts.formats.gguf_split import list_part_names
 from artifacts.repositories.http_source import Origin, connect
 from artifacts.repositories.repository import (
     Listing,
@@ -55,7 +55,7 @@ class S3Repository:
             prefix, _, _ = prefix.rpartition("00001-of-")
 
         # 2. Take all of a folder, but of others only the file and its parts: objects beside them may change.
-        parts = name_parts(source.file) or [source.file]
+        parts = list_part_names(source.file) or [source.file]
         files = []
         for listed in await self._list_objects(prefix):
             path = listed.path.removeprefix(root)

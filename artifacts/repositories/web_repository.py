@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from artifacts.errors import ArtifactError
-from artifacts.formats.gguf_split import name_parts
+from artifacts.formats.gguf_split import list_part_names
 from artifacts.repositories.http_source import connect
 from artifacts.repositories.repository import Listing, RangeRefused, ReadableFile, RepositoryFile, SourceAccess
 from artifacts.retry import retry_read
@@ -22,9 +22,9 @@ class WebRepository:
 
     async def list_files(self, revision: str | None) -> Listing:
         """Ask for the size of the file or of each part. Raises ArtifactError."""
-        files = [await self._describe(name) for name in name_parts(self._source.file) or [self._source.file]]
+        files = [await self._describe(name) for name in list_part_names(self._source.file) or [self._source.file]]
         current = files[0].revision
-        if len(files) > 1:
+        if len(files) > 1:  # the revision of all parts is a digest of theirs
             current = hashlib.sha256("\0".join(file.revision for file in files).encode()).hexdigest()
         if revision and revision != current:
             raise self._source.error(
