@@ -47,21 +47,24 @@ class UndeclaredFields:
         return pruned
 
     def note_refusal(self, resource: Resource, error: ApiError, sent: Mapping[str, Any]) -> bool:
-        """Note the fields of the status `sent` that a refusal names, which may be the first of several.
+        """Leave out of later statuses what the server refused in the status `sent`, for ten minutes.
 
-        Where an object is invalid without such a field, the whole field of the status that has it is left out. Return
-        whether anything of `sent` is left out now.
+        Return True if less than `sent` is sent the next time, so that another try is of use. Then it is logged.
+
+        1. The fields that the error names as not declared are left out; others may be named by the next refusal.
+        2. If it names none, but the object is invalid: perhaps because of a field that is left out already, and that
+           the server requires within another. Then the whole top-level field of the status that has it is left out.
         """
         # The names in a path such as `.coreLevels[0].speed`.
         paths = {tuple(filter(None, _FIELD_NAME.findall(text))) for text in _UNDECLARED.findall(error.message)}
         if not paths and error.status == _INVALID:
             paths = self._list_paths(resource)
         whole_fields = {path[:1] for path in paths}
-        for noted in (paths, whole_fields):  # the latter only if leaving out the former changes nothing
-            for path in noted:
+        for left_out in (paths, whole_fields):  # whole fields only if the paths alone change nothing in what is sent
+            for path in left_out:
                 self._left_out_until[resource, path] = time.monotonic() + UNDECLARED_SECONDS
             if self.leave_out(resource, sent) != sent:
-                fields = sorted(map(".".join, noted))
+                fields = sorted(map(".".join, left_out))
                 remedy = "apply the newer crds/"
                 log.warning("status_fields_unknown", resource=str(resource), fields=fields, remedy=remedy)
                 return True
@@ -74,7 +77,10 @@ class UndeclaredFields:
 
 
 def _prune(value: Any, paths: Collection[FieldPath]) -> Any:
-    """Return the value without the fields at these paths, in each item of the lists on the way."""
+    """Return the value without the fields at these paths, in each item of the lists on the way.
+
+    Each field gets the rest of the paths that begin with its name; a path that consists of its name alone removes it.
+    """
     if not paths:
         return value
     if isinstance(value, list):
@@ -114,8 +120,11 @@ async def apply_status(
 ) -> Obj:
     """Apply `status` as the whole status of `field_manager` on exactly the object `observed`, if it differs.
 
-    The server ignores a uid on a status, so the version is the precondition; an outdated object is read again. Fields
-    that the server does not know are left out.
+    Return the object as the server has it then. The write is repeated in two cases:
+
+    * Conflict: the object has changed. It is read again, a few times. The precondition is the resourceVersion, because
+      the server ignores a uid on a status, and so would write to a new object of the same name.
+    * Refused fields: a server with older CRDs does not know them. They are left out of what is sent.
 
     Raises as `Client`: NotFound also when the name belongs to another object by now, Conflict when others kept changing
     this one.

@@ -127,10 +127,16 @@ class Client:
         part: Callable[[Obj], Obj] | None = None,
         most: int | None = None,
     ) -> ObjectList:
-        """Read all objects that match, in pages; items carry apiVersion and kind, or are what `read` returns.
+        """Read all objects that match, in pages; each has apiVersion and kind, unless `read` is given.
 
-        With `part`, no more than one page is in memory as a whole: of each object, what it returns is kept. `most`
-        limits the number of objects.
+        Args:
+            resource: the kind of objects.
+            namespace: None: all namespaces.
+            label_selector: the labels of the objects that match.
+            field_selector: the fields of the objects that match.
+            read: decodes each object from its JSON to what is kept of it, so that the rest is never decoded.
+            part: returns what is kept of each decoded object, so that only one page is in memory as a whole.
+            most: the most objects to read; None: all.
         """
         query = _build_selectors(label_selector, field_selector)
 
@@ -176,9 +182,9 @@ class Client:
         field_selector: str = "",
         read: Read | None = None,
     ) -> AsyncGenerator[WatchEvent, None]:
-        """Yield the changes since `resource_version`, until the server ends the watch; objects are as of `list`.
+        """Yield the changes since `resource_version`, until the server ends the watch; arguments are as of `list`.
 
-        Whoever leaves it before its end closes it, by `contextlib.aclosing`, or leaves its connection open.
+        A caller that stops early has to close it, as by `contextlib.aclosing`, or its connection stays open.
 
         Raises, besides the usual: Gone when the version is too old; Unreachable when neither an event nor a bookmark
         came for 70 seconds.
@@ -315,8 +321,9 @@ class Client:
     async def take(self, resource: Resource, name: str, namespace: str | None = None, *, dry_run: bool = False) -> Obj:
         """Delete one object and return it; of several clients, one gets it and all others get NotFound.
 
-        The request is sent once, also if the connection is cut before the answer. Servers answer so for some kinds,
-        PodTemplates among them, but not for Secrets. With `dry_run` the object stays.
+        The request is sent once, also if the connection is cut before the answer: a repetition could not tell whether
+        the first one got the object. Servers answer a deletion with the object for some kinds only, PodTemplates among
+        them, and not for Secrets. With `dry_run` the object stays.
         """
         options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if dry_run:
@@ -342,9 +349,10 @@ class Client:
         complete: Callable[[Obj], Obj] | None = None,
         most: int | None = None,
     ) -> ObjectList:
-        """Read all pages of a list at one resourceVersion; if that expires meanwhile, read all again as one page.
+        """Read all pages of a list, which all are of the resourceVersion of the first one.
 
-        With `most`, only one page of so many is read.
+        If that version expires meanwhile (410 Gone), all is read again in one page, without a limit. With `most`, only
+        one page of at most so many objects is read. `complete` changes each object as soon as its page is decoded.
         """
         call, path = _describe_call("list", resource, namespace, None), resource.path(namespace)
         items: list[Obj] = []
@@ -428,7 +436,10 @@ def _read_page(call: str, body: bytes, read: Read) -> _Page[Obj]:
 
 
 def _read_event(call: str, line: bytes, read: Read) -> WatchEvent:
-    """Decode one line of a watch; `read` gets the object, unless the event has no whole one."""
+    """Decode one line of a watch; `read` decodes the object in it, except in events without a whole object.
+
+    Those are bookmarks, which have a resourceVersion only, and errors, which have a Status.
+    """
     event = _decode(call, line, _UnreadEvent)
     if event.type in {"BOOKMARK", "ERROR"}:
         return _decode(call, line, WatchEvent)

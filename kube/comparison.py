@@ -39,9 +39,13 @@ class Comparison:
     zero_is_absent: bool
 
     def covers(self, observed: Any, desired: Any, owned: FieldSet | None) -> bool:
-        """Decide whether `observed` has all of `desired`, and nothing that is owned and no longer desired.
+        """Decide whether `observed` has all of `desired`, and nothing that we own and no longer desire.
 
-        Without `owned` nothing counts as no longer desired, and lists are compared by position.
+        Args:
+            observed: a value of an object, as the server has it: a map, a list or a scalar.
+            desired: the value that we want there.
+            owned: the fields within it that we own, as managedFields states them. None: we own nothing there, so
+                nothing counts as no longer desired, and lists are compared by position.
         """
         if isinstance(desired, Mapping):
             return isinstance(observed, Mapping) and self._covers_map(observed, desired, owned)
@@ -50,12 +54,15 @@ class Comparison:
         return _is_equal_scalar(observed, desired)
 
     def _covers_map(self, observed: Mapping[str, Any], desired: Mapping[str, Any], owned: FieldSet | None) -> bool:
-        """Decide whether a map has all desired fields, and none that is ours and no longer desired."""
+        """Decide whether a map has all desired fields, and none that is ours and no longer desired.
+
+        A desired None stands for no field. With `zero_is_absent`, an absent field is equal to an empty value or 0.
+        """
         desired = {name: value for name, value in desired.items() if value is not None}
         # A field that we own without children is ours as a whole. An empty map only states that the field exists, so
         # fields that the server adds to it are no difference.
         is_atomic = owned is not None and not owned and bool(desired)
-        if is_atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:
+        if is_atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:  # then a field of ours is not desired
             return False
         owned_by_name = _list_fields(owned or {})
         if any(name in observed and name not in desired for name in owned_by_name):
@@ -82,7 +89,12 @@ class Comparison:
         return self.covers(observed, desired, owned)
 
     def _covers_list(self, observed: Sequence[Any], desired: Sequence[Any], owned: FieldSet | None) -> bool:
-        """Compare a list as the server merges it: by the keys of its items, as a set, or else item by item."""
+        """Compare a list as the server merges it, which shows in what we own of it.
+
+        * Names that begin with `k:` are items of an associative list, which are found by their keys.
+        * Names that begin with `v:` are members of a set: all desired are there, and all of ours are still desired.
+        * Else the lists are compared item by item.
+        """
         if owned and (items := _list_keyed_items(owned)):
             return self._covers_items(observed, desired, items)
         if owned and (members := [msgspec.json.decode(name[2:]) for name in owned if name.startswith("v:")]):
@@ -94,7 +106,11 @@ class Comparison:
     def _covers_items(
         self, observed: Sequence[Any], desired: Sequence[Any], owned: Sequence[tuple[Mapping[str, Any], FieldSet]]
     ) -> bool:
-        """Compare an associative list: items match by their keys, in our order; other items may stand between ours."""
+        """Compare an associative list: items match by their keys, in our order; other items may stand between ours.
+
+        `owned` has, for each item that we own, the fields that identify it (such as `containerPort` and `protocol`),
+        and the fields that we own in it. All items of one list are identified by the same fields.
+        """
         first_identity, _ = owned[0]
         keys = first_identity.keys()
         for identity, _ in owned:
@@ -113,8 +129,8 @@ class Comparison:
 def list_dropped(sent: Any, answer: Any, path: str = "") -> list[str]:
     """Return the paths of the fields that were sent and that the answer to the write lacks.
 
-    An API server leaves out, without a word, what it does not know or has switched off. Empty values do not count, as
-    it leaves them out as well; nor do items of a list that are plain values, or that have no name and no counterpart.
+    An API server leaves out, without a word, what it does not know or has switched off. Not counted are empty values,
+    which it leaves out as well, and plain values in a list. An item of a list is compared with the item of its name.
     """
     if isinstance(sent, Mapping) and isinstance(answer, Mapping):
         dropped = []
@@ -130,10 +146,14 @@ def list_dropped(sent: Any, answer: Any, path: str = "") -> list[str]:
 
 
 def _list_dropped_item(item: Any, answer: Sequence[Any], path: str, position: int) -> list[str]:
-    """Return the dropped fields of one item, compared with the item of its name, or the most similar one."""
+    """Return the dropped fields of one item of a list, compared with its counterpart in the answer.
+
+    That is the item of its name; of several, or for an item without a name, the one that lacks the fewest fields. If
+    none has its name, all its fields but the name are dropped; without a name and without a candidate, none are.
+    """
     if not isinstance(item, Mapping):
         return []
-    # Several mounts of one volume have the same name, and a policy may add items anywhere.
+    # Not by position: a policy may add items anywhere. Several mounts of one volume have the same name.
     name, candidates = item.get("name"), [other for other in answer if isinstance(other, Mapping)]
     if name is not None:
         candidates = [other for other in candidates if other.get("name") == name] or [{"name": name}]
@@ -149,9 +169,12 @@ def _has_content(value: Any) -> bool:
 
 
 def covers_owned(owned: FieldSet, desired: Any) -> bool:
-    """Decide whether all fields of `desired` are still owned, whatever their values: no other writer has taken one."""
+    """Decide whether all fields of `desired` are still owned, whatever their values: no other writer has taken one.
+
+    Empty values do not count, and lists are looked into only if we own items in them by their keys.
+    """
     if not owned:
-        return True  # owned as a whole, or a leaf
+        return True  # owned as a whole, with all that is within it
     if isinstance(desired, Mapping):
         return all(
             f"f:{name}" in owned and covers_owned(owned[f"f:{name}"], value) for name, value in desired.items() if value
@@ -211,9 +234,15 @@ def _decode_identity(name: str) -> Obj:
 def skip_small_changes(
     wanted: Mapping[str, Any], written: Mapping[str, Any], steps: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return `wanted` with the written value of each field that has changed by less than its step.
+    """Return `wanted`, but with the value that was written last where an integer has changed by less than its step.
 
-    A value that moves around the border of two steps is not written each time, as it would be if it were rounded.
+    So small changes cause no write. Rounding to steps instead would write a value each time that it moves across the
+    border of two steps.
+
+    Args:
+        wanted: the fields as they are now.
+        written: the fields as they were written last.
+        steps: the least change that is written, for each of the fields that are compared.
     """
     kept = {}
     for field, step in steps.items():

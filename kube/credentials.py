@@ -166,8 +166,11 @@ class Plugin:
         self._tls = tls
         self._lock = asyncio.Lock()
         self._header: str | None = None
+        """The value of the header Authorization; None: none yet, or the plugin gives a certificate only."""
         self._valid_until = 0.0
-        # The library stores the tokens that an auth provider returned (OIDC) in this dict.
+        """The time at which the plugin is run again; 0: it was not run yet."""
+        # The kubeconfig for the library that runs the plugin: the user and the cluster alone. The library stores the
+        # tokens that an auth provider returned (OIDC) in this dict, so it is kept.
         self._config = {
             "current-context": "pomona",
             "contexts": [{"name": "pomona", "context": {"cluster": "pomona", "user": "pomona"}}],

@@ -48,6 +48,7 @@ class EventRecorder:
         self._controller = controller
         self._instance = instance
         self._series: dict[tuple[str, ...], _Series] = {}
+        """By what makes two events equal: the last events, the one that happened longest ago first."""
 
     async def event(self, regarding: Obj, type: EventType, reason: str, note: str, action: str) -> None:  # noqa: A002 - the API's name
         """Report that `reason` (CamelCase) happened to `regarding` while doing `action`; `note` is the message.

@@ -63,7 +63,9 @@ class Elector:
             raise LeadershipLost(f"lease {self.namespace}/{self.name} was not renewed for {seconds} s")
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the lease, run `work`, release the lease when it ended, failed or was cancelled.
+        """Wait for the lease, run `work` while a task renews the lease, and release it when the work has ended.
+
+        It is released also if the work fails or is cancelled.
 
         Raises:
             LeadershipLost: after `work` was cancelled because the lease was lost.
@@ -90,7 +92,10 @@ class Elector:
             await asyncio.sleep(self.retry_seconds)
 
     async def _renew_until_lost(self) -> None:
-        """Renew until it fails for too long; raises LeadershipLost."""
+        """Renew the lease for ever; raise LeadershipLost once another process holds it, or no renewal came in time.
+
+        One try takes at most half of the renew deadline, so that a failed one can be repeated before that ends.
+        """
         while True:
             await asyncio.sleep(self.retry_seconds)
             self.require_leadership()
@@ -121,7 +126,10 @@ class Elector:
         return False
 
     async def _take_or_renew(self) -> bool:
-        """Take or renew the lease; return False if another process may hold it."""
+        """Take or renew the lease, and create it if there is none; return False if another process may hold it.
+
+        It is read first only if its version is not known, as at the start or after a failed try.
+        """
         if not self._version:
             try:
                 self._remember(await self.client.get(LEASES, self.name, self.namespace))
@@ -152,12 +160,16 @@ class Elector:
             return True
 
     async def _write(self, spec: Obj) -> None:
-        """Replace the spec of the lease that was read last. Raises Conflict if it has changed since."""
+        """Replace the spec of the lease that was read last, and remember the answer.
+
+        Raises Conflict if the lease has changed since.
+        """
         operations: list[Obj] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": self._version},
             {"op": "add", "path": "/spec", "value": spec},
         ]
-        # Until the answer, and without one, it is not known whether the write happened: then the lease is read again.
+        # An empty version makes the next call read the lease again: until the answer has come, it is not known whether
+        # the write happened.
         self._version = ""
         self._remember(await self.client.patch_json(LEASES, self.name, self.namespace, operations))
 
@@ -203,7 +215,7 @@ class HostLease:
     _rival_since: float = field(default=0.0, init=False)
 
     async def keep_renewed(self, interval_seconds: float = 10.0, on_renewed: Callable[[], None] = lambda: None) -> None:
-        """Renew the Lease for ever: create it if absent, log every failure and soon try again.
+        """Renew the Lease for ever, once per interval: create it if absent, log every failure and try again earlier.
 
         `on_renewed` is called after each renewal that the server confirmed.
 
@@ -228,7 +240,8 @@ class HostLease:
     async def _renew(self) -> bool:
         """Renew the Lease, or take it over once its holder has not renewed it for its whole duration.
 
-        Return False if it is too early to take it over.
+        Return False if another agent holds it, and it is too early to take it over. The version that we know is the
+        precondition of the write, so that a Lease that another has taken meanwhile is not overwritten.
 
         Raises ApiError, Unreachable, and HeldElsewhereError when its holder still renews it.
         """
@@ -250,8 +263,9 @@ class HostLease:
     async def _check_holder(self) -> bool:
         """Read the Lease; return True, with its version kept, if we may take it.
 
-        Another holder is remembered, and may be replaced once its spec has not changed for the Lease's duration. Raises
-        HeldElsewhereError when it changes.
+        We may if it does not exist, or if it is ours or released. Else another agent is its holder: the spec that it
+        wrote is remembered at first sight, and the Lease is free once that spec has not changed for the Lease's
+        duration. If it changes, the holder still renews it: raise HeldElsewhereError.
         """
         try:
             lease = await self.client.get(LEASES, self.name, self.namespace)
@@ -259,7 +273,7 @@ class HostLease:
             self._version = ""
             return True
         spec = lease.get("spec") or {}
-        if not may_take(spec, self.identity, unchanged_seconds=0.0):  # another agent may hold it
+        if not may_take(spec, self.identity, unchanged_seconds=0.0):  # neither ours nor released
             if self._rival_spec and spec != self._rival_spec:
                 raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, which renews it")
             if not self._rival_spec:

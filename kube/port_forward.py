@@ -70,7 +70,10 @@ class _PortForwarder:
         self._call = f"port-forward pods {namespace}/{pod}"
 
     async def open(self) -> aiohttp.ClientWebSocketResponse:
-        """Open a connection to the port. Raises ApiError and Unreachable."""
+        """Open a connection to the port; after a 401, try once more with new credentials if there are any.
+
+        Raises ApiError and Unreachable.
+        """
         credentials = self._credentials
         for is_last in (False, True):
             authorization = None
@@ -131,8 +134,11 @@ async def _send(reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketRes
 
 
 async def _receive(socket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
-    """Pass the pod's bytes on to the client, until the pod's side closes or the kubelet reports an error."""
-    awaits_port = {_DATA, _ERROR}
+    """Pass the pod's bytes on to the client, until the pod's side closes or the kubelet reports an error.
+
+    The first byte of a message is its channel: data or errors. The first message of each has the port, and is dropped.
+    """
+    awaits_port = {_DATA, _ERROR}  # channels whose first message has not come yet
     async for message in socket:
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
             continue

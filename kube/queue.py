@@ -35,16 +35,21 @@ class WorkQueue(Generic[K]):
 
     def __init__(self, pause_seconds: float = 0.0) -> None:
         self._ready: asyncio.PriorityQueue[tuple[bool, int, K]] = asyncio.PriorityQueue()
-        """True for a key that can wait, then a number by which the keys of one lane stay in order."""
+        """Keys that a worker may take: first False for an urgent key, then a number that keeps the others in order."""
         self._numbers = itertools.count()
         self._pause_seconds = pause_seconds
         self._paused: set[K] = set()
+        """Keys whose pause after a reconcile is not over."""
         self._dirty: set[K] = set()
+        """Keys that are enqueued, ready or not: each gets one more reconcile."""
         self._added_at: dict[K, float] = {}
         """When each dirty key was added, by `time.monotonic`; the first is the oldest."""
         self._processing: set[K] = set()
+        """Keys that are being reconciled."""
         self._timers: dict[K, asyncio.TimerHandle] = {}
+        """Keys that will be enqueued later."""
         self._failures: dict[K, int] = {}
+        """The failures in a row of a key, for its back-off."""
 
     def add(self, key: K, *, urgent: bool = False) -> None:
         """Enqueue `key`, if it is not enqueued; an urgent one before all that are not.
@@ -96,7 +101,10 @@ class WorkQueue(Generic[K]):
         return frozenset(self._processing)
 
     def done(self, key: K) -> None:
-        """Mark the reconcile of `key` as ended, however it ended; a key that was added meanwhile becomes ready."""
+        """Mark the reconcile of `key` as ended, however it ended.
+
+        A key that was added meanwhile becomes ready: at once or, if keys have a pause, when that is over.
+        """
         self._processing.discard(key)
         if self._pause_seconds:
             self._paused.add(key)
@@ -143,9 +151,10 @@ async def run_workers(
 
 
 async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]], timeout_seconds: float) -> None:
-    """Reconcile one key of the queue after the other, for ever; a failure is logged, and its key is retried later.
+    """Reconcile one key of the queue after the other, for ever.
 
-    Other keys are enqueued again after the seconds that `reconcile` returns, unless it returns None.
+    If it succeeds, the key is enqueued again after the seconds that `reconcile` returns, unless it returns None. If it
+    fails or takes too long, that is logged, and the key is retried after its back-off.
     """
     while True:
         key = await queue.get()

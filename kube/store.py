@@ -40,7 +40,10 @@ class _Index:
     """The last answer for a value, until an object under that value changes."""
 
     def change(self, key: ObjectKey, old: Obj | None, new: Obj | None) -> None:
-        """Replace an object by its new version under the values of each; None: it was absent, or is removed."""
+        """Move an object from the values that the index had for its old version to those of its new one.
+
+        None as `old`: the object is new. None as `new`: it is removed.
+        """
         if old:
             for value in self.keys(old):
                 self.cached_tuples.pop(value, None)
@@ -69,12 +72,17 @@ class Store:
         self._objects: defaultdict[Resource, dict[ObjectKey, Obj]] = defaultdict(dict)
         self._indexes: defaultdict[Resource, dict[str, _Index]] = defaultdict(dict)
         self._derived: defaultdict[Resource, dict[ObjectKey, dict[str, tuple[tuple[object, ...], Any]]]]
+        """Results of `derive` for each object, by name: the inputs that they were computed from, and the value."""
         self._derived = defaultdict(dict)
         self._summaries: dict[str, tuple[tuple[int, ...], Any]] = {}
+        """Results of `summarize`, by name: the revisions of its resources, and the value."""
         self._revisions: defaultdict[Resource, int] = defaultdict(int)
+        """Number of changes of each resource so far."""
         self._reductions: dict[Resource, Callable[[Obj], Obj]] = {}
+        """Functions that return the part of an object which is stored, to save memory."""
         self._listeners: list[Listener] = []
         self._deleted_versions: dict[str, str] = {}
+        """The version of each deletion by uid, so that a late event does not bring a deleted object back."""
         self.revision = 0
         """Number of changes so far: while it is the same, so is everything that can be read."""
 
@@ -153,9 +161,10 @@ class Store:
         self._reductions[resource] = reduce
 
     def keep_part(self, resource: Resource, obj: Obj) -> Obj:
-        """Return the part of an object that `put` and `replace` would keep, and which they take in its place.
+        """Return the part of an object that the store keeps of this resource; `put` and `replace` take it as it is.
 
-        It serves long lists, of which no whole objects stay in memory: pods alone take 65 KB each.
+        A reader of a long list reduces each object so as soon as it is decoded, and never has all whole objects in
+        memory: a pod alone takes 65 KB. Without a reduction for the resource, return the object itself.
         """
         reduce = self._reductions.get(resource)
         if reduce is None or isinstance(obj, _ReducedObject):
@@ -174,9 +183,10 @@ class Store:
         return self._indexes[resource][name].by_value.keys()
 
     def derive(self, resource: Resource, obj: Obj, name: str, compute: Callable[[], T], *inputs: object) -> T:
-        """Return `compute()`, which is kept under `name` until `obj` or one of the `inputs` is another object.
+        """Return `compute()`, or its last result if `obj` and the `inputs` are the same objects as then.
 
-        `compute` reads nothing but `obj` and `inputs`.
+        Results are kept by object and `name`, until the object changes. `compute` must read nothing but `obj` and the
+        inputs. For an `obj` that is not in the store, nothing is kept.
         """
         key = object_key(obj)
         current_inputs = (obj, *inputs)
@@ -219,7 +229,8 @@ class Store:
     ) -> None:
         """Make the store equal to a list; listeners get exactly the differences, vanished objects among them.
 
-        An object that was put since `before` is younger than the list, and stays.
+        `before` has the versions that the store knew before the list was requested; None: those that it knows now. An
+        object that was put since is younger than the list, and stays.
         """
         before = self.snapshot(resource, namespace) if before is None else before
         present = {object_key(obj): obj for obj in items}
@@ -238,8 +249,11 @@ class Store:
     ) -> int:
         """Mend what the source missed: objects that vanished, changed or appeared without an event; return how many.
 
-        The selector must be that of the source, or everything that it does not select is removed. Objects are read
-        only if one is out of date. Raises ApiError and Unreachable.
+        1. List the metadata only, which is cheap: it shows which objects vanished, and which are out of date here.
+        2. Only if one is out of date, list the objects themselves, and make the store equal to that.
+
+        The selector must be that of the source, or everything that it does not select is removed. Raises ApiError and
+        Unreachable.
         """
         before = self.snapshot(resource, namespace)
         listed = await client.list_metadata(resource, namespace, label_selector=label_selector)
@@ -262,7 +276,8 @@ class Store:
     def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> int:
         """Remove objects that were known before a list, are not in it and were not put meanwhile; return how many.
 
-        One whose name has passed to another object is only noted as deleted, and not counted.
+        If the list has another object of the same name (another uid), the old one is only remembered as deleted, and
+        not counted: the caller puts the new one in its place.
         """
         dropped = 0
         for key, (uid, version) in before.items():
@@ -288,7 +303,7 @@ class Store:
         objects = self._objects[resource]
         old = objects.get(key)
         if new is not None and resource in self._reductions:
-            # What `keep_part` has reduced already is stored as an ordinary dict.
+            # Reduced now, or already by `keep_part`, which marks its result by the class: only a plain dict is stored.
             new = dict(new) if isinstance(new, _ReducedObject) else self._reductions[resource](new)
         self.revision += 1
         self._revisions[resource] += 1

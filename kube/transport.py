@@ -90,6 +90,7 @@ class AiohttpTransport:
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
+        # One session for requests, whose number is limited, and one for streams, which last and have no limit (0).
         self._requests, self._streams = self._open_session(CONNECTIONS), self._open_session(0)
         self._answers: set[aiohttp.ClientResponse] = set()
         """Answers that are being read."""
@@ -161,7 +162,11 @@ class AiohttpTransport:
     async def _send(
         self, request: Request, limits: aiohttp.ClientTimeout, *, is_stream: bool
     ) -> aiohttp.ClientResponse:
-        """Send a request once, and return the open answer. Raises Unreachable."""
+        """Send a request with the current credentials, and return the open answer. Raises Unreachable.
+
+        aiohttp sends some requests again when a kept connection breaks; a body that can be read only once prevents
+        that for a request that must not be repeated (`once`).
+        """
         credentials = self._credentials
         headers = {"Accept": request.accept, "User-Agent": "pomona"}
         if request.body is not None:
@@ -183,7 +188,8 @@ class AiohttpTransport:
                     proxy=credentials.proxy,
                 )
             except asyncio.CancelledError as error:
-                # A session that is closed cancels the requests that wait for a connection, and not their tasks.
+                # `reconnect` closes the session, which cancels the requests that wait for a connection. To the caller
+                # that is a lost connection; only a cancellation of this task itself is passed on.
                 task = asyncio.current_task()
                 if session.closed and task is not None and not task.cancelling():
                     raise aiohttp.ClientConnectionError(_CLOSED) from error
@@ -203,12 +209,12 @@ class _Connector(aiohttp.TCPConnector):
         traces: list["Trace"],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the method of aiohttp has it
     ) -> "ResponseHandler":
-        """Make a connection when fewer than CONNECTIONS handshakes run."""
-        async with self._handshakes:
+        """Make a connection; wait before it while CONNECTIONS handshakes run, so that those of a burst are in time."""
+        async with self._handshakes:  # a semaphore
             try:
                 return await super()._create_connection(req, traces, timeout)
             except RuntimeError as error:
-                # After connections were given up, uvloop may take the descriptor of a new one for that of an old one.
+                # uvloop raises it when it takes the descriptor of a new connection for that of one that was given up.
                 raise aiohttp.ClientConnectionError(str(error)) from error
 
 
@@ -243,10 +249,10 @@ async def _unreachable(request: Request) -> AsyncIterator[None]:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return why no answer came."""
+    """Return why no answer came, in words for a log, without the query of the request."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):  # it would repeat the whole URL with its query
         return f"no connection within {CONNECT_SECONDS:g} s"
-    # Not its sub-classes, of names and certificates, whose own words have the reason.
+    # The class itself only: errors of names and certificates are sub-classes, and state their reasons themselves.
     if type(error) is aiohttp.ClientConnectorError and error.errno:
         return f"cannot connect to {error.host}:{error.port}: {os.strerror(error.errno)}"
     return str(error) or type(error).__name__

@@ -70,7 +70,14 @@ class Selection(NamedTuple):
 
 
 async def reflect(client: Client, store: WatchCache, selection: Selection, synced: asyncio.Event | None = None) -> None:
-    """Reflect for ever; every failure is logged and tried again with back-off.
+    """Keep a store equal to the server, for ever; every failure is logged and tried again with back-off.
+
+    1. List all objects, at the start and whenever the version of the last event is of no use any more.
+    2. Watch from that version, and put each event into the store, until the watch ends or fails.
+    3. If a try brought no event, because it failed or ended at once, pause before the next one.
+
+    A version is of no use when the server refuses it (such as by 410 Gone), or when a busy or failing server has
+    refused it several times.
 
     Use one reflection per resource (and namespace) of a store: each removes the objects that it does not select.
 
@@ -118,9 +125,13 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
 
 
 async def load(client: Client, store: WatchCache, selection: Selection) -> str:
-    """Make a store equal to the server once; return the resourceVersion to watch from. Raises as `Client`."""
+    """Make a store equal to the server once; return the resourceVersion to watch from. Raises as `Client`.
+
+    Objects that come from another source while the list is read are younger than it, and stay. Each listed object is
+    reduced at once to the part that the store keeps; `read` does that by itself.
+    """
     resource, namespace, label_selector, field_selector, read = selection
-    before = store.snapshot(resource, namespace)
+    before = store.snapshot(resource, namespace)  # to tell which objects change while the list is read
     listed = await client.list(
         resource,
         namespace,
