@@ -40,8 +40,10 @@ class EventLog:
         self._write = write
         self._encode_lines = msgspec.json.Encoder().encode_lines
         self._records: list[EventRecord] = []
+        """Records that are written at the end of this pass of the event loop."""
         self._cached_second = 0
         self._cached_date = ""
+        """The text of that second, so that it is formatted once a second only."""
 
     def info(self, event: str, **values: Value) -> None:
         """Log an event of ordinary operation."""
@@ -66,7 +68,7 @@ class EventLog:
         self._records.append(record)
 
     def _timestamp(self) -> str:
-        """Return the current time in the form of all log lines; the text of the second is kept for the next lines."""
+        """Return the current time in the form of all log lines, in UTC; only a new second is formatted anew."""
         now = time.time()
         second = int(now)
         if second != self._cached_second:

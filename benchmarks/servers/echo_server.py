@@ -9,11 +9,10 @@ import sys
 import uvloop
 
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import BodyTimeoutError, Exchange
+from gateway.http.exchange import BodyTimeoutError, Exchange, RequestHandling
 from gateway.http.limits import ConnectionTimes, connection_caps
 from gateway.http.listener import HttpListener
 from gateway.http.request_head import InvalidRequestError
-from gateway.http.server_connection import RequestHandling
 
 
 class _EchoedRequest:

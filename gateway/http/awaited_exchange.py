@@ -26,6 +26,7 @@ class AwaitedExchange(RequestReceiver):
     def __init__(
         self, exchange: Exchange, answer: Callable[["AwaitedExchange"], Awaitable[None]], *, reads_body: bool = True
     ) -> None:
+        """Start the task that runs `answer` with this object; it reads the body and sends the response."""
         self._exchange = exchange
         self._reads_body = reads_body
         self._unread = bytearray()
@@ -45,9 +46,10 @@ class AwaitedExchange(RequestReceiver):
         self._exchange.send_continue()
 
     async def read(self) -> bytes:
-        """Wait for the next piece of the request body and return it; b"" at the end. The client may then send more.
+        """Wait for the next piece of the request body and return it; return b"" at the end of the body.
 
-        Raises InvalidRequestError and BodyTimeoutError.
+        After each piece the connection reads from the client again, if `take_body` has stopped that. Raises
+        InvalidRequestError and BodyTimeoutError.
         """
         while not self._unread:
             if self._body_error:
@@ -86,10 +88,10 @@ class AwaitedExchange(RequestReceiver):
     # Called by the connection
 
     def take_body(self, piece: bytes, *, is_last: bool) -> None:
-        """Keep a piece of the body until it is read; stop the client while too much is unread."""
-        del is_last  # `read` asks the exchange
+        """Keep a piece of the body until `read` returns it; stop reading from the client while too much is unread."""
+        del is_last  # `read` finds the end of the body in `exchange.body_complete`
         if not self._reads_body:
-            return
+            return  # nobody calls `read`, so the piece is dropped
         self._unread += piece
         if len(self._unread) > _UNREAD_BODY_BYTES:
             self._exchange.connection.pause_body()

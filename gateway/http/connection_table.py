@@ -23,11 +23,15 @@ class _ConnectionGroup:
     """
 
     def __init__(self) -> None:
+        # The dicts to None are sets that keep the order in which connections were added.
         self.accepted = 0
-        """The number of connections, also of those that do not wait."""
+        """The number of all accepted connections, including those that work on a request."""
         self.waiting: dict[ServerConnection, None] = {}
+        """Connections without a request when they were added, the longest waiting first."""
         self.unfinished_heads: dict[ServerConnection, None] = {}
+        """Connections that have sent a part of a request's head, the oldest first."""
         self.head_bytes = 0
+        """The size of these unfinished heads."""
 
 
 class ConnectionTable:
@@ -39,8 +43,11 @@ class ConnectionTable:
         self._connections: set[ServerConnection] = set()
         self._all = _ConnectionGroup()
         self._by_peer: dict[str, _ConnectionGroup] = {}
+        """The connections from each address."""
         self._sweep_timer: asyncio.TimerHandle | None = None
+        """Starts the next sweep, which ends what took too long; None: none is planned while there is no connection."""
         self._refused_since_sweep = 0
+        """Connections that were not accepted; each sweep logs them as one line."""
 
     @property
     def accepted(self) -> int:
@@ -48,11 +55,13 @@ class ConnectionTable:
         return self._all.accepted
 
     def admit(self, peer: str, *, is_tls: bool = False) -> bool:
-        """Decide whether to accept a connection from `peer`; close a waiting one if only that makes room.
+        """Decide whether to accept a connection from the address `peer`; close a waiting one if that is needed.
 
-        An accepted connection has to be added at once.
+        Return False if there is no room and none waits; it is counted for the log. If True, the caller calls `add` at
+        once.
         """
-        # A connection with TLS takes as much memory as TLS_COST others.
+        # From the soft total on, each new connection takes the place of one without a request, to save memory. A
+        # connection with TLS takes as much memory as TLS_COST others, so its soft total is lower.
         soft_total = self.caps.soft_total // TLS_COST if is_tls else self.caps.soft_total
         is_admitted = self._make_room(peer, soft_total)
         if not is_admitted:
@@ -60,9 +69,11 @@ class ConnectionTable:
         return is_admitted
 
     def _make_room(self, peer: str, soft_total: int) -> bool:
-        """Return True if a connection from `peer` may be added, after closing a waiting one if needed.
+        """Return True if a connection from `peer` may be added; a waiting one is closed for it if needed.
 
-        Below `soft_total` connections none is closed for it, unless its address has too many or the total is reached.
+        * `peer` has reached its cap: one of its own waiting connections has to give way; False if none waits.
+        * There are fewer than `soft_total`: there is room, and none is closed.
+        * There are more: the longest waiting connection gives way; if none waits, there is room up to the hard total.
         """
         from_peer = self._by_peer.get(peer)
         if from_peer is not None and from_peer.accepted >= self.caps.per_peer:
@@ -87,7 +98,7 @@ class ConnectionTable:
         """Forget a connection that was closed."""
         if connection not in self._connections:
             return
-        self.release_head(connection)
+        self.forget_unfinished_head(connection)
         self._forget_waiting(connection)
         self._connections.discard(connection)
         peer = self._by_peer[connection.peer]
@@ -97,16 +108,17 @@ class ConnectionTable:
             del self._by_peer[connection.peer]
 
     def mark_waiting(self, connection: "ServerConnection") -> None:
-        """Note that a connection begins to wait: for a request, or for its end."""
+        """Note that a connection begins to wait, for a request or to be closed: from now on it may give way."""
         if connection in self._connections:
             self._forget_waiting(connection)  # it is added again as the last, because it begins to wait now
             self._all.waiting[connection] = None
             self._by_peer[connection.peer].waiting[connection] = None
 
-    def hold_head(self, connection: "ServerConnection", size_bytes: int) -> None:
-        """Count the bytes of a head that has not come whole, in place of those that were counted for it before.
+    def count_unfinished_head(self, connection: "ServerConnection", size_bytes: int) -> None:
+        """Set the size of a request's head that has not come whole yet; the table counts these bytes as held memory.
 
-        Beyond the limits, the connections whose heads began first are closed.
+        While one address holds more than half of the limit, or all together more than the limit, the connections whose
+        heads began first are closed.
         """
         if connection not in self._connections:
             return
@@ -124,7 +136,7 @@ class ConnectionTable:
         """Close the connection of `group` whose unfinished head began first: a dict keeps the order of insertion."""
         self._close(next(iter(group.unfinished_heads)))
 
-    def release_head(self, connection: "ServerConnection") -> None:
+    def forget_unfinished_head(self, connection: "ServerConnection") -> None:
         """Note that a head has come whole, or is given up."""
         if connection in self._all.unfinished_heads:
             for group in (self._all, self._by_peer[connection.peer]):
@@ -140,16 +152,17 @@ class ConnectionTable:
     def _close_longest_waiting(self, group: _ConnectionGroup) -> bool:
         """Close the connection of `group` that waits longest; return False if none waits.
 
-        Those before it that have a request by now are forgotten as waiting.
+        A connection that got a request stays in `waiting` until it is found here, because removing it at once would
+        cost time in every request. So those that come before the first replaceable one are removed now.
         """
         busy: list[ServerConnection] = []
         longest_waiting = None
         for connection in group.waiting:
-            if connection.gives_way:
+            if connection.is_replaceable:
                 longest_waiting = connection
                 break
             busy.append(connection)
-        # After the walk: each new one over a dict passes all that was deleted from its front.
+        # In one go: a new loop over a dict for each would step over all entries that were deleted from its front.
         for connection in busy:
             self._forget_waiting(connection)
         if longest_waiting is None:

@@ -7,6 +7,8 @@ Everything is a plain call: a task for each request would cost as much as its pa
 
 import functools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -56,12 +58,12 @@ class Exchange:
         self.content_length = content_length
         """The size of the body in bytes; None: it is chunked."""
         self.receiver: RequestReceiver | None = None
-        """Gets the body; None: the response was sent at once."""
+        """Gets the pieces of the body; None: the response is complete, or the connection was given up."""
         self.body_complete = False
         self.keep_alive = head.keep_alive
         """The connection takes another request after this one."""
-        self.gives_way = False
-        """The connection may be closed for another one, as if it had no request: the client is a stranger."""
+        self.is_replaceable = False
+        """The connection may be closed for a new one in spite of this request: anybody may ask, such as for metrics."""
         self.started = False
         """The head of the response was sent."""
         self.ended = False
@@ -136,6 +138,21 @@ class Exchange:
         self.keep_alive = self.keep_alive and self.body_complete
         line = _status_line(status, int(time.time()))
         return line + fields if self.keep_alive else line + fields + _CLOSE
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHandling:
+    """The work of a server on its requests.
+
+    Args:
+        begin: begins the work on a request, whose head has come, and returns the receiver of its body; None if the
+            response was sent at once.
+        render_error: returns the lines of the header fields and the body of a response to bytes that are no request,
+            or that the server failed to answer: of a status and a reason.
+    """
+
+    begin: Callable[[Exchange], RequestReceiver | None]
+    render_error: Callable[[int, str], tuple[bytes, bytes]]
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,8 +14,9 @@ from typing import Final
 
 from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
+from gateway.http.exchange import RequestHandling
 from gateway.http.limits import ConnectionTimes
-from gateway.http.server_connection import RequestHandling, ServerConnection
+from gateway.http.server_connection import ServerConnection
 
 _BACKLOG: Final = 4096
 """As many as the kernel allows: what does not fit in there comes again after a second, too late for a probe."""
@@ -35,7 +36,7 @@ class HttpListener:
         table: all connections of the process.
         times: the times that a connection may take.
         context: the certificate; None: plain HTTP.
-        admits: decides whether the client at the other end of a socket may connect.
+        admits_socket: decides whether the client at the other end of a socket may connect.
         buffer_bytes: the buffers that the kernel has for each socket; None: as large as it finds useful, some MiB.
     """
 
@@ -46,26 +47,31 @@ class HttpListener:
         times: ConnectionTimes,
         context: ssl.SSLContext | None = None,
         *,
-        admits: Callable[[socket.socket], bool] = lambda _: True,
+        admits_socket: Callable[[socket.socket], bool] = lambda _: True,
         buffer_bytes: int | None = None,
     ) -> None:
         self.sockets: tuple[socket.socket, ...] = ()
+        """The listening sockets; empty before `bind` or `take_over`, and after `unbind`."""
         self._handling = handling
         self._table = table
         self._times = times
         self._context = context
-        self._admits = admits
+        self._admits_socket = admits_socket
         self._buffer_bytes = buffer_bytes
         self._connections: set[ServerConnection] = set()
+        """Open connections, also those in their handshake."""
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._pauses: dict[int, asyncio.TimerHandle] = {}
+        self._resume_timers: dict[int, asyncio.TimerHandle] = {}
+        """By the descriptor of a listening socket that accepts nothing now: the timer that lets it accept again."""
         self._closed = asyncio.Event()
+        """Set when the listener is unbound and its last connection is closed."""
         self._closes_idle = True
+        """The argument of the last `unbind`, for connections whose handshake ends after it."""
 
     @property
     def paused(self) -> bool:
         """True while no connection is accepted, because descriptors lack."""
-        return bool(self._pauses)
+        return bool(self._resume_timers)
 
     @property
     def port(self) -> int:
@@ -118,7 +124,7 @@ class HttpListener:
         self._closes_idle = close_idle
         loop = asyncio.get_running_loop()
         for bound in self.sockets:
-            if pause := self._pauses.pop(bound.fileno(), None):
+            if pause := self._resume_timers.pop(bound.fileno(), None):
                 pause.cancel()
             loop.remove_reader(bound.fileno())
             bound.close()
@@ -139,18 +145,22 @@ class HttpListener:
             raise
 
     def _resume(self, bound: socket.socket) -> None:
-        self._pauses.pop(bound.fileno(), None)
+        self._resume_timers.pop(bound.fileno(), None)
         asyncio.get_running_loop().add_reader(bound.fileno(), self._accept, bound)
 
     def _pause(self, bound: socket.socket, error: OSError) -> None:
         """Stop accepting for a moment, until descriptors are free again."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(bound.fileno())
-        self._pauses[bound.fileno()] = loop.call_later(_PAUSE_SECONDS, self._resume, bound)
+        self._resume_timers[bound.fileno()] = loop.call_later(_PAUSE_SECONDS, self._resume, bound)
         log.warning("accept_paused", error=str(error), connections=self._table.accepted)
 
     def _accept(self, bound: socket.socket) -> None:
-        """Accept some of the connections that wait; pause the listener if descriptors or memory lack."""
+        """Accept some of the connections that wait in the kernel, and begin their handshakes.
+
+        A client that may not connect, or for which the table of connections has no room, is closed at once. If
+        descriptors or memory lack, the listener pauses.
+        """
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
                 accepted, address = bound.accept()
@@ -162,7 +172,7 @@ class HttpListener:
                 self._pause(bound, error)
                 return
             peer = str(address[0]) if address else _LOCAL_PEER
-            if not self._admits(accepted) or not self._table.admit(peer, is_tls=self._context is not None):
+            if not self._admits_socket(accepted) or not self._table.admit(peer, is_tls=self._context is not None):
                 accepted.close()
                 continue
             accepted.setblocking(False)
@@ -197,9 +207,9 @@ class HttpListener:
     def _end_handshake(
         self, accepted: socket.socket, connection: ServerConnection, handshake: asyncio.Task[None]
     ) -> None:
-        """Note that the task of a handshake has ended, and forget a socket that became no connection.
+        """Note that the task of a handshake has ended; close and forget a socket that did not become a connection.
 
-        The task may have been cancelled before its first step, so the socket is closed here.
+        It is not closed by the task itself, because a task that is cancelled before its first step runs no code.
         """
         self._handshakes.discard(handshake)
         connection.handshake = None

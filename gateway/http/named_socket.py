@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-UNNAMED_SUFFIX: Final = ".new"
+TEMPORARY_SUFFIX: Final = ".new"
 """The suffix of a socket that has not taken its name yet."""
 _SOCKET_MASK: Final = 0o177
 _BACKLOG: Final = 128
@@ -26,15 +26,19 @@ class NamedSocket:
     """
 
     def __init__(self, path: Path) -> None:
+        """Listen at a temporary path, which nobody connects to; `take_name` renames it to `path`. Raises SocketError.
+
+        Only the owner may connect. A temporary socket that a dead process left is replaced.
+        """
         self.path = path
         self.socket = socket.socket(socket.AF_UNIX)
-        unnamed_path = path.with_suffix(UNNAMED_SUFFIX)
-        self._owned_path: Path | None = unnamed_path
+        temporary_path = path.with_suffix(TEMPORARY_SUFFIX)
+        self._owned_path: Path | None = temporary_path  # `close` removes it
         mask = os.umask(_SOCKET_MASK)
         try:
-            unnamed_path.unlink(missing_ok=True)
-            self.socket.bind(str(unnamed_path))
-            self._inode = unnamed_path.stat().st_ino
+            temporary_path.unlink(missing_ok=True)
+            self.socket.bind(str(temporary_path))
+            self._inode = temporary_path.stat().st_ino
             self.socket.listen(_BACKLOG)
         except OSError as error:
             self.socket.close()
@@ -43,9 +47,9 @@ class NamedSocket:
             os.umask(mask)
 
     def take_name(self) -> None:
-        """Put the socket at its path, in the place of any other. Raises SocketError."""
+        """Move the socket from its temporary path to its path, in the place of any other. Raises SocketError."""
         try:
-            self.path.with_suffix(UNNAMED_SUFFIX).rename(self.path)
+            self.path.with_suffix(TEMPORARY_SUFFIX).rename(self.path)
         except OSError as error:
             raise self._explain(error) from error
         self._owned_path = self.path
@@ -55,7 +59,11 @@ class NamedSocket:
         self._owned_path = None
 
     def close(self) -> None:
-        """Remove the name, unless it was left or another socket has it, and stop listening."""
+        """Stop listening, and remove the socket's file.
+
+        The file stays after `abandon_name`, and if it is another one by now (it has another inode): a newer process
+        has put its own socket there.
+        """
         with suppress(FileNotFoundError):
             if self._owned_path and self._owned_path.stat().st_ino == self._inode:
                 self._owned_path.unlink()

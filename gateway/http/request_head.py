@@ -50,10 +50,13 @@ class RequestHead:
 
 
 def read_cached_head(head: bytes) -> tuple[RequestHead, int] | None:
-    """Return a head, from the cache or parsed into it, and its Content-Length.
+    """Parse a head with a Content-Length, or take it from a cache; return it with the length.
 
-    None: it has no plain Content-Length, or is too long for the cache. The clients of one library send one head again
-    and again, but for the digits of the Content-Length. Raises InvalidRequestError.
+    A client sends the same head again and again, and only the digits of the Content-Length change. So the head is
+    cached by its bytes before and after these digits.
+
+    Return None, for the caller to parse it without a cache, if there is no Content-Length in its usual spelling with at
+    most 9 digits, or if the head is too long for the cache. Raises InvalidRequestError.
     """
     field_start = head.find(b"\r\nContent-Length: ")
     if field_start < 0:
@@ -83,9 +86,12 @@ class RequestParser:
     has_excess = False
     """Data came in one piece with the end of the chunked body; it is not parsed."""
     _head_ended = False
+    """The head is parsed: what httptools reports from now on is of the chunked body."""
     _framing_bytes_left = HEAD_BYTES
+    """The bytes beside its content that the chunked body may still have; each chunk adds some."""
     _url = b""
     _parser: httptools.HttpRequestParser | None = None
+    """Parses the chunked body; None: there is none, or it has ended."""
 
     def __init__(self) -> None:
         self._fields: list[Field] = []
@@ -94,7 +100,8 @@ class RequestParser:
     def parse_head(self, head: bytes) -> tuple[RequestHead, int | None]:
         """Parse a head, which ends with an empty line; return it with the size of its body, None if that is chunked.
 
-        Raises InvalidRequestError.
+        httptools calls the methods `on_...` below, which collect the target and the header fields. Raises
+        InvalidRequestError.
         """
         line = _REQUEST_LINE.match(head)
         if line is None:
@@ -116,16 +123,18 @@ class RequestParser:
         if headers.value(b"transfer-encoding") is None:
             length = int(headers.value(b"content-length") or 0)
         else:
-            # It refers to this object, which must not wait for the garbage collector: so only while it is needed.
+            # Kept only for a chunked body, until its end: parser and this object refer to each other, so that both
+            # would have to wait for the garbage collector.
             self._parser = parser
         method = line["method"].decode()
         path, query = _parse_target(method, self._url)
         return RequestHead(method, path, query, headers, is_http_1_0=is_http_1_0), length
 
     def parse_chunks(self, data: bytes) -> bytes:
-        """Return the content of the chunks in `data`; `is_body_complete` is set at the end of the body.
+        """Return the content of the chunks in `data`, without their framing (sizes, line ends and trailers).
 
-        What comes behind the end is dropped, and `has_excess` is set. Raises InvalidRequestError.
+        At the end of the body `is_body_complete` is set. Data behind it is dropped, and `has_excess` is set. Raises
+        InvalidRequestError, also if the framing is too long beside the content.
         """
         if self._parser is None:
             raise InvalidRequestError("its chunked body has ended")
@@ -134,7 +143,7 @@ class RequestParser:
         except httptools.HttpParserError as error:
             if not self.is_body_complete:
                 raise InvalidRequestError(f"llhttp: {error}") from None
-            self.has_excess = True  # data came behind the end of the body
+            self.has_excess = True  # the parser did not take the data behind the end of the body for a request
         content = b"".join(self._body_pieces)
         self._body_pieces.clear()
         self._framing_bytes_left -= len(data) - len(content)
@@ -190,7 +199,10 @@ def _check_fields(headers: Headers, *, is_http_1_0: bool) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _parse_target(method: str, target: bytes) -> tuple[str, str]:
-    """Return the path and the query of an origin-form or absolute-form target. Raises InvalidRequestError."""
+    """Return the path and the query of a target: a path with its query, or a whole http URL as proxies get it.
+
+    OPTIONS may have `*` instead. Raises InvalidRequestError for any other target.
+    """
     if not target.startswith(b"/"):
         if method == "OPTIONS" and target == b"*":
             return "*", ""

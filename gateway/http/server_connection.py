@@ -11,12 +11,11 @@ import math
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, cast
 
 from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
+from gateway.http.exchange import BodyTimeoutError, Exchange, RequestHandling
 from gateway.http.headers import Headers
 from gateway.http.limits import HEAD_BYTES, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES, ConnectionTimes
 from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, read_cached_head
@@ -25,21 +24,6 @@ _HEAD_END: Final = b"\r\n\r\n"
 _STEPS_AT_ONCE: Final = 4
 """Requests that a client pipelined, or pieces of a body, that are taken before other clients have their turn."""
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHandling:
-    """The work of a server on its requests.
-
-    Args:
-        begin: begins the work on a request, whose head has come, and returns the receiver of its body; None if the
-            response was sent at once.
-        render_error: returns the lines of the header fields and the body of a response to bytes that are no request,
-            or that the server failed to answer: of a status and a reason.
-    """
-
-    begin: Callable[[Exchange], RequestReceiver | None]
-    render_error: Callable[[int, str], tuple[bytes, bytes]]
 
 
 class ServerConnection(asyncio.Protocol):
@@ -78,20 +62,20 @@ class ServerConnection(asyncio.Protocol):
         self.is_blocked = False
         """The client does not read what was sent."""
         self.is_idle = False
-        """No request has begun."""
+        """No byte of the next request has come."""
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._buffer = b""
+        self._transport: asyncio.Transport | None = None  # None before the handshake, and when the connection is lost
+        self._buffer = b""  # bytes from the client that are not yet taken
         self._parser: RequestParser | None = None
-        """The parser of the chunked body that is read."""
-        self._exchange: Exchange | None = None
-        self._body_left_bytes = 0
+        """The parser of the chunked body that is read; None: the body has a length, or there is none."""
+        self._exchange: Exchange | None = None  # the request in progress
+        self._body_left_bytes = 0  # of a body that has a length: what has not come yet
         self._reading_paused = False
-        self._last_unsent_bytes = 0
+        self._last_unsent_bytes = 0  # in the write buffer when the deadline for the client to read was set
         self._is_ending = False
         """No more requests are taken: the connection closes, or waits until the client has read the last response."""
-        self._is_draining = False
-        self._is_advancing = False
+        self._is_draining = False  # the server stops: the connection closes after the response
+        self._is_advancing = False  # `_advance` runs, which takes what comes meanwhile, too
         self._is_tls = False
         self._sends_at_once = False
         """True while a response is sent piece by piece, each at once."""
@@ -99,14 +83,14 @@ class ServerConnection(asyncio.Protocol):
     # The transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, limit its buffers, and begin to wait for the first request."""
+        """Keep the transport, limit its buffers, and wait for the first request, which has to come soon."""
         self._transport = cast("asyncio.Transport", transport)
         self.was_made = True
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(min(SEND_TOGETHER_BYTES, self._table.caps.buffered_bytes))
-        if self._is_tls:  # else 256 KiB of what is not decrypted yet wait beside what the connection itself holds
+        if self._is_tls:  # the TLS layer has a buffer of its own, by default of 256 KiB
             transport.set_read_buffer_limits(self._table.caps.buffered_bytes)  # type: ignore[attr-defined]
-        self._mark_idle()
+        self._mark_idle()  # sets the longer time of a connection that was used already
         self.deadline = self._loop.time() + self._times.head_seconds
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -126,10 +110,11 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take data, for the body that is read or the next request."""
         if self._is_ending:
-            return  # it lingers, until the client has read the last response
+            return  # dropped: the connection stays open only until the client has read the last response
         was_idle, self.is_idle = self.is_idle, False
         self._buffer = self._buffer + data if self._buffer else data
         self._advance()
+        # With the first byte of a head that is not complete yet, its own time begins.
         has_begun_head = was_idle and not self.is_idle and self._exchange is None and not self._is_ending
         if has_begun_head:
             self.deadline = self._loop.time() + self._times.head_seconds
@@ -137,10 +122,10 @@ class ServerConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Begin to wait until the client reads."""
         self.is_blocked = True
-        self._expect_reading(self._times.write_seconds)
+        self._set_reading_deadline(self._times.write_seconds)
 
     def resume_writing(self) -> None:
-        """Go on writing."""
+        """Go on, as the client has read: let the receiver write more, or take requests that had to wait for that."""
         self.is_blocked = False
         self._set_deadline()
         if self._exchange is None:
@@ -153,7 +138,7 @@ class ServerConnection(asyncio.Protocol):
     # The exchange's side
 
     def begin_stream(self, data: bytes) -> None:
-        """Send `data` at once, and so all that is written until the response has ended."""
+        """Send the first piece of a stream; without TLS, this and all further pieces are sent at once when written."""
         if self._transport is None:
             return
         if not self._is_tls:
@@ -178,7 +163,7 @@ class ServerConnection(asyncio.Protocol):
         if self._sends_at_once:
             self._sends_at_once = False
             self._transport.set_write_buffer_limits(SEND_TOGETHER_BYTES)
-        if self._is_ending or not exchange.body_complete:
+        if self._is_ending or not exchange.body_complete:  # the client may still send, and reads only afterwards
             self._linger()
         elif not exchange.keep_alive:
             self._close()
@@ -220,12 +205,15 @@ class ServerConnection(asyncio.Protocol):
     # The table's and the listener's side
 
     @property
-    def gives_way(self) -> bool:
+    def is_replaceable(self) -> bool:
         """True while another connection may take its place: it has no request, or that of a stranger."""
-        return self._exchange is None or self._exchange.gives_way
+        return self._exchange is None or self._exchange.is_replaceable
 
     def expire(self) -> None:
-        """End what took too long: a head, a pause in a body, the idle time, or a client that does not read."""
+        """End what took too long: a request as a whole, a head, a pause in a body, the idle time, or unread data.
+
+        A client that has read some of the data in the write buffer since the deadline was set gets more time.
+        """
         transport = self._transport
         if transport is None:
             return
@@ -236,7 +224,7 @@ class ServerConnection(asyncio.Protocol):
         if self._is_ending or self.is_blocked:
             unsent_bytes = transport.get_write_buffer_size()
             if 0 < unsent_bytes < self._last_unsent_bytes:  # the client reads, but slowly
-                self._expect_reading(self._times.write_seconds)
+                self._set_reading_deadline(self._times.write_seconds)
             else:
                 transport.abort()
         elif self._exchange:
@@ -247,12 +235,15 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(408, f"its head did not come within {self._times.head_seconds:g} s")
 
     def _expire_request(self, transport: asyncio.Transport) -> None:
-        """End a request that took too long in all, however lively its client is."""
+        """End a request that took too long in all: fail its body if that still comes, else close the connection.
+
+        After a failed body, the client has `linger_seconds` to get the response; then this ends what is not done.
+        """
         self.request_deadline = math.inf
         exchange = self._exchange
         if exchange and not exchange.body_complete and not self._is_ending:
             self.request_deadline = self._loop.time() + self._times.linger_seconds
-            self._is_ending = True  # no more is read of it, and its next deadline ends it
+            self._is_ending = True  # no more of it is read
             self._fail_body(exchange, BodyTimeoutError())
         elif exchange or transport.get_write_buffer_size():
             self._hang_up()
@@ -275,13 +266,13 @@ class ServerConnection(asyncio.Protocol):
             self._close()
 
     def abort(self) -> None:
-        """End the request in progress, because the server stops."""
+        """End the request in progress, because the server stops; break off its response if it still goes on."""
         exchange = self._exchange
         if exchange is None:
             return
         if exchange.receiver:
             try:
-                exchange.receiver.stop()
+                exchange.receiver.stop()  # may answer with an error
             except Exception:  # noqa: BLE001 - one request must not keep the others from their end
                 log.exception("stop_failed")
         if not exchange.ended:
@@ -291,7 +282,10 @@ class ServerConnection(asyncio.Protocol):
     # Requests
 
     def _advance(self) -> None:
-        """Take from the buffer what is needed now: more of a body, or the next requests."""
+        """Take from the buffer what is needed now: more of a body, or the next requests, a few steps at once.
+
+        Then stop reading from the client if too much is left in the buffer, or set the deadline of the rest of a body.
+        """
         self._is_advancing = True
         try:
             for _ in range(_STEPS_AT_ONCE):
@@ -311,7 +305,7 @@ class ServerConnection(asyncio.Protocol):
             if self._buffer:
                 if len(self._buffer) > self._table.caps.buffered_bytes:
                     self._pause_reading()
-                self._table.hold_head(self, len(self._buffer))
+                self._table.count_unfinished_head(self, len(self._buffer))
             return
         if not exchange.body_complete:
             self._set_deadline()
@@ -324,9 +318,10 @@ class ServerConnection(asyncio.Protocol):
             self._advance()
 
     def _take_head(self) -> bool:
-        """Parse the next head in the buffer, and begin the work on its request, with the body as far as that has come.
+        """Parse the next head in the buffer, and begin the work on its request; give it a body that has come whole.
 
-        Return True if more is in the buffer; False also if no head is complete, it was refused, or none may be taken.
+        Return True if more is in the buffer; False also if the head is not complete or was refused, or if no request
+        may be taken: the connection ends, or the client has to read the last response first.
         """
         if self._is_ending or self.is_blocked or self._transport is None or self._transport.is_closing():
             return False
@@ -342,7 +337,7 @@ class ServerConnection(asyncio.Protocol):
             return False
         parser = None
         try:
-            cached = read_cached_head(buffer[:end])
+            cached = read_cached_head(buffer[:end])  # None: the head is not of the form that the cache takes
             if cached is None:
                 parser = RequestParser()
                 head, content_length = parser.parse_head(buffer[:end])
@@ -355,7 +350,7 @@ class ServerConnection(asyncio.Protocol):
         exchange.keep_alive = exchange.keep_alive and not self._is_draining
         self.deadline = math.inf
         if self.head_bytes:
-            self._table.release_head(self)
+            self._table.forget_unfinished_head(self)
         self.request_deadline = self._loop.time() + self._times.request_seconds
         body = b""
         if content_length is None:
@@ -373,11 +368,14 @@ class ServerConnection(asyncio.Protocol):
         return bool(self._buffer)
 
     def _take_body(self, exchange: Exchange) -> bool:
-        """Give the receiver what has come of the body; return True if more is in the buffer, after the body."""
+        """Give the receiver what has come of the body; return True if more is in the buffer, after the body.
+
+        A chunked body that is invalid fails: its response is the last one of the connection.
+        """
         buffer, receiver = self._buffer, exchange.receiver
         if not buffer or exchange.body_complete or receiver is None:
             return False
-        if self._parser is None:
+        if self._parser is None:  # the body has a length
             piece = buffer[: self._body_left_bytes]
             self._buffer = buffer[len(piece) :]
             self._body_left_bytes -= len(piece)
@@ -413,11 +411,11 @@ class ServerConnection(asyncio.Protocol):
             self._fail_request()
 
     def _fail_request(self) -> None:
-        """Answer a request on which the server failed, and log the defect."""
+        """Log a defect of the server, and answer its request with 500, or break off a response that has begun."""
         log.exception("request_failed")
         if exchange := self._exchange:
-            self._hang_up()  # it forgets the exchange, which the answer still needs
-            self._exchange = exchange
+            self._hang_up()  # ends the receiver's work, and forgets the exchange
+            self._exchange = exchange  # which the answer still needs
             if exchange.started:
                 exchange.break_off()
             else:
@@ -428,7 +426,7 @@ class ServerConnection(asyncio.Protocol):
         """Log bytes that are no request, answer them, and close the connection."""
         log.info("invalid_request", peer=self.peer, reason=reason)
         head = RequestHead("", "", "", Headers(), is_http_1_0=False)
-        exchange = self._exchange = Exchange(head, 0, self)
+        exchange = self._exchange = Exchange(head, 0, self)  # its body never ends, so the response is the last one
         exchange.respond(status, *self._handling.render_error(status, reason))
 
     # Ending
@@ -439,19 +437,19 @@ class ServerConnection(asyncio.Protocol):
         self._buffer = b""
         self._table.mark_waiting(self)
         self._resume_reading()
-        self._expect_reading(self._times.linger_seconds)
+        self._set_reading_deadline(self._times.linger_seconds)
         if self._transport and self._transport.can_write_eof():
             self._transport.write_eof()
         else:
             self._close()
 
     def _close(self) -> None:
-        """Close the connection when what was written is sent."""
+        """Close the connection when what was written is sent; the client has `write_seconds` to read some of it."""
         self._is_ending = True
         self._buffer = b""
         self._table.mark_waiting(self)
         if self._transport:
-            self._expect_reading(self._times.write_seconds)
+            self._set_reading_deadline(self._times.write_seconds)
             self._transport.close()
 
     def _mark_idle(self) -> None:
@@ -462,7 +460,7 @@ class ServerConnection(asyncio.Protocol):
             if not self.is_blocked:
                 self.deadline = self._loop.time() + self._times.idle_seconds
 
-    def _expect_reading(self, seconds: float) -> None:
+    def _set_reading_deadline(self, seconds: float) -> None:
         """Give the client so many seconds to read some of what is buffered for it; remember how much that is."""
         self._last_unsent_bytes = self._transport.get_write_buffer_size() if self._transport else 0
         self.deadline = self._loop.time() + seconds
@@ -478,8 +476,8 @@ class ServerConnection(asyncio.Protocol):
                 log.exception("hang_up_failed")
 
     def _set_deadline(self) -> None:
-        """Set the deadline of what the connection waits for; what the client has to read first has its own."""
-        if self.is_blocked or self._is_ending:
+        """Set the deadline of what the connection waits for: a request, the rest of a head, or more of a body."""
+        if self.is_blocked or self._is_ending:  # then the time to read, or that of the whole request, counts
             return
         seconds = math.inf
         if self._exchange is None:

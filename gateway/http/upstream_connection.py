@@ -63,26 +63,35 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, url: str, pool: "UpstreamPool") -> None:
         self.url = url
         self.idle_since = 0.0
+        """The time at which the pool got it back."""
         self._has_carried_response = False
         """It was kept after a response, so the upstream may be closing it as idle while a request is sent."""
         self._pool = pool
         self._transport: asyncio.Transport | None = None
-        self._incoming = select.poll()
+        self._readable_poll = select.poll()
+        """Tells whether data or the end of the connection waits in the socket, which `connection_made` registers."""
         self._parser: httptools.HttpResponseParser | None = None
         self._paused = False
         self._expect_response(None)
 
     def _expect_response(self, receiver: ResponseReceiver | None) -> None:
-        """Give the next response to `receiver`; None: none is expected."""
+        """Begin a new response: reset the state of the last one, and let `receiver` get this one.
+
+        None: no response is expected, and data closes the connection.
+        """
         self._receiver = receiver
         self._fields: list[Field] = []
+        """The header fields parsed so far, until the head has ended."""
         self._head: tuple[int, Headers] | None = None
-        """The status and the header fields, until the receiver has got them."""
+        """The status and the header fields, until they are given to the receiver."""
         self._pieces: list[bytes] = []
-        """The body that the receiver has not got yet."""
+        """Pieces of the body that are not yet given to the receiver."""
         self._head_bytes = 0
+        """Bytes read while in the head, perhaps with the begin of the body."""
         self._in_head = True
-        self._has_length = self._ends_with_close = self._has_received = self._is_reusable = False
+        self._has_content_length = self._ends_with_close = False  # both by the header fields
+        self._has_received = False  # any byte of the response
+        self._is_reusable = False  # for another request, as known at the end of the response
         self.is_response_complete = False
         """The whole response has been parsed; `end_response` is called right after its last piece."""
         self._sent_at = time.monotonic()
@@ -90,12 +99,14 @@ class UpstreamConnection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """True if the upstream has neither closed the connection nor sent anything that was not read yet."""
-        return self._transport is not None and not self._incoming.poll(0)
+        return self._transport is not None and not self._readable_poll.poll(0)
 
     def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver, *, at_once: bool = False) -> None:
-        """Send a request, whose body is kept by reference until it is sent; `receiver` gets the response.
+        """Send a request; `receiver` gets the response, or its failure if the connection is closed already.
 
-        It is sent with the requests over other connections, at the end of the loop's pass, or `at_once`.
+        The pieces of the body must not change until they are sent. uvloop sends what is below the write buffer's
+        high-water mark together with the writes to other sockets, at the end of the loop's pass; `at_once` sets the
+        mark to 0, so that it does not wait for that.
         """
         self._expect_response(receiver)
         if self._transport is None:
@@ -103,7 +114,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES if at_once else SEND_TOGETHER_BYTES)
         if len(body) == 1 and len(body[0]) <= _JOINED_BYTES:
-            self._transport.write(b"".join([head, *body]))  # several times as fast as two buffers
+            self._transport.write(b"".join([head, *body]))  # copying a short body is faster than sending two buffers
         else:
             self._transport.writelines([head, *body])
 
@@ -130,7 +141,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
-        self._incoming.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        self._readable_poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -151,7 +162,8 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse what has come of the response, give it to the receiver, and end or fail the response if that is due.
 
-        The connection is closed if no response is expected, or if it cannot be used for another request.
+        The parser calls `on_header`, `on_headers_complete` and so on, which may fail the response themselves: then
+        `_receiver` is None. The connection is closed if no response is expected, or if it cannot be used again.
         """
         receiver = self._receiver
         if receiver is None or self._parser is None:
@@ -191,15 +203,19 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header field; trailers are dropped."""
-        if self._in_head and len(self._fields) <= HEADER_COUNT:
+        """Keep a header field. A trailer is dropped, and so is Content-Length: the proxy frames the body anew."""
+        if self._in_head and len(self._fields) <= HEADER_COUNT:  # one too many is kept, and fails the response later
             if name.lower() == b"content-length":
-                self._has_length = True
+                self._has_content_length = True
             else:
                 self._fields.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
-        """Take the head, unless it is an interim response; fail a response whose head is too long."""
+        """Keep the head for the receiver; fail a response whose head is too long.
+
+        The head of an interim response (status 1xx, such as `100 Continue`) is ignored, because the final one follows;
+        so is one that comes behind the whole response.
+        """
         status = self._parser.get_status_code() if self._parser else 0
         if status < _FIRST_FINAL_STATUS or self.is_response_complete:
             return
@@ -212,8 +228,9 @@ class UpstreamConnection(asyncio.Protocol):
             return
         is_cacheable = self._head_bytes <= _LONGEST_CACHED_BYTES
         headers = _cached_headers(tuple(fields)) if is_cacheable else Headers(fields)
+        # Without a length and without chunks, the body lasts until the upstream closes the connection.
         self._ends_with_close = (
-            not self._has_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
+            not self._has_content_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
         )
         if self._receiver:
             self._head = status, headers
@@ -227,7 +244,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Note the end of the response; the connection may be used again if both sides keep it."""
         if self._in_head:
             self._fields = []  # of an interim response
-            self._has_length = False
+            self._has_content_length = False
             return
         self.is_response_complete = True
         if self._receiver and self._parser and self._transport:
@@ -263,7 +280,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._fail("its response could not be relayed")
 
     def _fail(self, reason: str) -> None:
-        """Tell the receiver, if a response is expected, that its rest will not come, and expect none any more."""
+        """Tell the receiver, if a response is expected, that its rest will not come, and expect none any more.
+
+        A kept connection that ends very soon, without a byte of the answer, was stale: the upstream had closed it as
+        idle and has not seen the request, so the receiver may send the request again.
+        """
         receiver, self._receiver = self._receiver, None
         if receiver:
             failed_soon = time.monotonic() - self._sent_at <= _STALE_SECONDS

@@ -28,8 +28,11 @@ class UpstreamPool:
     def __init__(self, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._idle_seconds = idle_seconds
         self._idle: dict[str, list[UpstreamConnection]] = {}
+        """By URL: connections that are kept for another request, the longest idle first."""
         self._all: set[UpstreamConnection] = set()
+        """All open connections, also those that carry a request."""
         self._sweep_timer: asyncio.TimerHandle | None = None
+        """Starts the next look for what is idle for too long; None: none is planned, as nothing is idle."""
 
     def take_idle(self, url: str) -> UpstreamConnection | None:
         """Take a kept connection out of the pool, until its response has ended; None if none is left.

@@ -18,12 +18,11 @@ from urllib.parse import parse_qsl
 
 from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
+from gateway.http.exchange import BodyTimeoutError, Exchange, RequestHandling, RequestReceiver
 from gateway.http.headers import Field, Headers, encode_fields, is_from_local_program
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
 from gateway.http.request_head import InvalidRequestError
-from gateway.http.server_connection import RequestHandling
 
 TEXT: Final = b"text/plain; charset=utf-8"
 JSON: Final = b"application/json"
@@ -89,7 +88,7 @@ class AskedQuestion(NamedTuple):
 
     def keep_connection(self) -> None:
         """Keep the connection from giving way to another one during this request: its client is known."""
-        self.exchange.gives_way = False
+        self.exchange.is_replaceable = False
 
 
 Answer = Callable[[AskedQuestion], WholeAnswer | Awaitable[WholeAnswer]]
@@ -135,7 +134,9 @@ class AnswerServer:
         self._routes = routes
         self._prefixes = [path for path in routes if path.endswith("/")]
         self._fail = fail
+        """Renders a failure of a status and a reason."""
         self._check = check
+        """Returns the answer to a request that must not be asked here; None: the request is allowed."""
         self.held_bytes = 0
         """The bytes of the bodies that are being received."""
 
@@ -146,9 +147,10 @@ class AnswerServer:
     def _begin(self, is_private: bool, exchange: Exchange) -> RequestReceiver | None:
         """Answer a request, or begin to: find its route; refuse other paths and methods and, if private, web pages.
 
-        Return the receiver of the body or of the awaited answer; None if the response was sent.
+        Return what the connection calls while the request goes on, for its body or an awaited answer; None if the
+        response was sent.
         """
-        exchange.gives_way = True
+        exchange.is_replaceable = True  # anybody may ask: until the answer is sent, the connection may give way
         question = AskedQuestion(exchange)
         head = exchange.head
         if is_private and not is_from_local_program(head.headers):
@@ -171,17 +173,22 @@ class AnswerServer:
         return self._begin_route(question._replace(name=name), route)
 
     def _find_route(self, path: str) -> tuple[Route, str] | None:
-        """Return the route of a path, and the rest of the path behind a prefix; None if nothing is served there."""
+        """Return the route of a path, and the name in it: what follows the route's prefix, "" for an exact route.
+
+        A route whose path ends with a slash is a prefix; of several the longest counts. None if nothing is served
+        there, also if the path is a prefix without a name.
+        """
         if route := self._routes.get(path):
-            return None if path.endswith("/") else (route, "")  # None: a prefix without the name that has to follow
+            return None if path.endswith("/") else (route, "")
         prefixes = [prefix for prefix in self._prefixes if path.startswith(prefix)]
         longest = max(prefixes, key=len, default=None)
         return None if longest is None else (self._routes[longest], path[len(longest) :])
 
     def _begin_route(self, question: AskedQuestion, route: Route) -> RequestReceiver | None:
-        """Answer a request to this route, or return the receiver of its body, if the limits have room for it.
+        """Answer a request to this route, or return the receiver of its body.
 
-        Return the exchange of an answer that is awaited; None if the response was sent.
+        A route without limits for a body reads none, and answers now: return the exchange if its answer is awaited,
+        else None. A body that is too long, or for which all bodies together leave no room, is refused: return None.
         """
         exchange, limits = question.exchange, route.body
         length = exchange.content_length or 0
@@ -197,7 +204,10 @@ class AnswerServer:
         return _WholeBody(self, question, route, limits)
 
     def answer(self, question: AskedQuestion, route: Route) -> AwaitedExchange | None:
-        """Answer a request that has come whole; return the exchange of an answer that is awaited, else None."""
+        """Answer a request that has come whole: at once, or in a task if the route's function is a coroutine function.
+
+        Return the exchange that runs the task; None if the response was sent.
+        """
         if inspect.iscoroutinefunction(route.answer):
 
             async def respond(exchange: AwaitedExchange) -> None:
@@ -206,7 +216,7 @@ class AnswerServer:
 
             return AwaitedExchange(question.exchange, respond, reads_body=False)
         answer = route.answer(question)
-        assert isinstance(answer, WholeAnswer)  # noqa: S101 - of a plain function
+        assert isinstance(answer, WholeAnswer)  # noqa: S101 - a plain function returns no awaitable
         self._respond(question.exchange, answer)
         return None
 
@@ -231,7 +241,10 @@ class _WholeBody(RequestReceiver):
         """Pieces before the last one; a body that comes at once is never copied."""
 
     def take_body(self, piece: bytes, *, is_last: bool) -> None:
-        """Take a piece, and answer after the last one."""
+        """Keep a piece, and answer after the last one; refuse the request once it, or all bodies, hold too much.
+
+        `held_bytes` of the server counts the pieces of all bodies that are being received.
+        """
         if is_last and not self._pieces:
             self._answer(piece)
             return
@@ -279,12 +292,16 @@ class PacedRendering:
         self._render = render
         self._clock = clock
         self._counted_at = clock()
+        """The time of the last call of `read`."""
         self._renderings_left = float(_FRESH_AT_ONCE)
+        """The tokens of a token bucket: each rendering takes one, and each second adds one, up to ten."""
         self._text: bytes | None = None
+        """The last text; None: none was rendered."""
 
     def read(self) -> bytes:
-        """Render the text if another rendering is allowed now; else return the last one, at most a second old."""
+        """Return the text: rendered now if the token bucket allows it, else the last one, at most a second old."""
         now = self._clock()
+        # Refill the bucket for the time since the last call.
         self._renderings_left = min(_FRESH_AT_ONCE, self._renderings_left + (now - self._counted_at) / _FRESH_SECONDS)
         self._counted_at = now
         if self._text is None or self._renderings_left >= 1:
@@ -308,10 +325,14 @@ def create_listener(
     caps: ConnectionCaps = CAPS,
     times: ConnectionTimes = TIMES,
 ) -> HttpListener:
-    """Return a listener of its own limits for a server that will listen on `host`."""
+    """Return a listener for a server that will listen on `host`, with a connection table of its own.
+
+    On a loopback address only local programs may ask, not web pages.
+    """
     handling = server.handle_requests(is_private=is_loopback(host))
     table = ConnectionTable(caps, times.sweep_seconds)
-    # A packet of loopback has 64 KiB, and one that does not fit into the buffer waits 40 ms.
+    # Small kernel buffers save memory, but not for loopback: its packets have 64 KiB, and one that does not fit into
+    # the buffer waits 40 ms.
     buffer_bytes = None if is_loopback(host) else BUFFER_BYTES
     return HttpListener(handling, table, times, context, buffer_bytes=buffer_bytes)
 

@@ -39,12 +39,15 @@ class AnswerProgress:
 
     def __init__(self, request_digest: int, size_bytes: int, now: float) -> None:
         self.request_digest = request_digest
+        """A number that equal requests share, so that one which a client repeats is recognized."""
         self.size_bytes = size_bytes
-        self.began = self.last_data = now
+        self.began = self.last_data = now  # while no data has come, both are the time of sending
         self.longest_pause = 0.0
+        """The longest pause between two pieces of data for which the backend is responsible."""
         self.has_begun = False
+        """The head of the answer has come."""
         self.waits_for_client = False
-        """The engine is not read, because its client does not read."""
+        """The proxy has stopped reading from the backend, because its client does not read."""
 
 
 class BackendPast:
@@ -55,14 +58,19 @@ class BackendPast:
 
     def __init__(self, uid: str, report: Callable[["BackendPast"], None]) -> None:
         self.health = BackendHealth(uid)
+        """The suspicion that the backend is sick, if there is one: a reason for the agent to examine the engine."""
         self.under_way: set[AnswerProgress] = set()
         self._report = report
         self._failures = 0
+        """The number of failures in a row."""
         self._first_failure = 0.0
         """Time of the first of these failures."""
         self._failed_requests: set[int] = set()
+        """The digests of the requests that failed in a row."""
         self._last_outcomes: deque[str] = deque(maxlen=_DISTINCT_FAILURES)
+        """The kinds of the last of these failures, for the message."""
         self._longest_pauses: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)
+        """The longest pause within each of the last complete answers."""
         self._past_waits: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED_ANSWERS)
         """Seconds to the begin of an answer, with the bytes of its request."""
 
@@ -81,7 +89,8 @@ class BackendPast:
     def note_data(self, progress: AnswerProgress, now: float) -> None:
         """Note data of a stream; it ends a suspicion that the backend is silent or slow.
 
-        The pause before it is not counted if the client caused it by not reading.
+        The pause before it is not counted if the client caused it by not reading. A suspicion that the backend only
+        fails stays: one whose streams always break off sends data, too.
         """
         pause = now - progress.last_data
         progress.last_data = now
@@ -106,7 +115,8 @@ class BackendPast:
     def note_failure(self, progress: AnswerProgress, outcome: str, now: float) -> None:
         """Note a request that the backend failed; `outcome` names the failure without any content of the answer.
 
-        It is no reason for a suspicion while the backend streams an answer to someone else: then it works.
+        The backend is suspected after a few different requests, or more that may be alike, have failed in a row. It is
+        not while it streams an answer of which data came since the first failure: then it works.
         """
         if progress not in self.under_way:
             return

@@ -10,7 +10,10 @@ from typing import Final
 
 
 def read_build(package: Path) -> str:
-    """Return the version with a checksum of all modules of the package in this folder."""
+    """Return the version with a checksum of all modules in the folder `package`.
+
+    By it an agent recognizes a running proxy of another build of the same version, and replaces it.
+    """
     checksum = 0
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()

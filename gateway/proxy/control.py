@@ -18,10 +18,10 @@ from devices import limits
 from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.control_messages import render_refusal
+from gateway.http.exchange import RequestHandling
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
 from gateway.http.named_socket import SocketError
-from gateway.http.server_connection import RequestHandling
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.control_api import ControlApi
 from gateway.proxy.control_socket import ACCEPTED, ControlSocket, Inheritance, send_inheritance
@@ -41,7 +41,12 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
     """Serve the control API until SIGTERM or SIGINT, then drain; a second signal ends at once.
 
-    If a newer proxy takes over, end when the requests in progress have ended.
+    For an update without a pause, a newer proxy may take over the sockets of a running one:
+
+    1. If this proxy was started to take over (`claimed.inheritance`), it gets the sockets of the proxy before it.
+    2. It serves until a stop signal comes, or until a newer proxy has taken over from it (`_hand_over`).
+    3. After a hand-over only its requests in progress are left; it reports their number to the newer proxy, which picks
+       backends by it, and ends with the last of them, or when their time is up.
 
     Raises SocketError, in a group, if the proxy before does not hand over.
     """
@@ -108,7 +113,13 @@ async def _close(control: HttpListener) -> None:
 async def _take_over(
     claimed: ControlSocket, inheritance: Inheritance, listeners: Listeners, tasks: asyncio.TaskGroup
 ) -> None:
-    """Listen on the sockets of the proxy before, and take its names once it has left. Raises SocketError."""
+    """Take over from the proxy before; raise SocketError if it does not hand over.
+
+    1. Apply its configuration, and listen on its sockets.
+    2. Write `ACCEPTED`, so that it stops listening.
+    3. Wait for the first line of its counts of requests in progress: with it, the older proxy has left.
+    4. Put our control sockets at its paths, and go on adding its counts to ours in a task.
+    """
     await listeners.take_over(inheritance.config, inheritance.sockets)
     inheritance.connection.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=inheritance.connection, limit=_COUNTS_LIMIT_BYTES)
@@ -127,7 +138,9 @@ async def _take_over(
 async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.socket:
     """Wait until a newer proxy has accepted the listening sockets, and stop listening here; return its connection.
 
-    All that may fail is done before it can accept: two proxies on the same sockets would have two configurations.
+    The configuration is locked meanwhile. What may fail, such as binding the socket for the time after the hand-over,
+    is done before the other can accept, because two proxies on the same sockets would have two configurations. If the
+    other does not accept, this one serves on and waits for the next.
     """
     loop = asyncio.get_running_loop()
     claimed.hand_over.socket.setblocking(False)

@@ -99,7 +99,10 @@ class ControlApi:
         _respond(exchange, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
 
     async def _watch_health(self, exchange: AwaitedExchange) -> None:
-        """Send the health of each suspect backend, then each change, as lines of JSON; empty lines in pauses."""
+        """Send the health of each suspect backend, then each change, as lines of JSON, until the client hangs up.
+
+        In pauses empty lines are sent, so that the client can tell a quiet proxy from a stuck one.
+        """
         exchange.start(HTTPStatus.OK, b"Content-Type: application/x-ndjson\r\n")
         async with contextlib.aclosing(self._listeners.health.watch(_HEARTBEAT_SECONDS)) as changes:
             async for health in changes:

@@ -68,7 +68,7 @@ class ControlSocket:
     hand_over: NamedSocket
     lock: BinaryIO
     inheritance: Inheritance | None
-    last: NamedSocket | None = None
+    draining_socket: NamedSocket | None = None
     """After the hand-over: listens where an agent finds this proxy while its last requests end."""
 
     @property
@@ -83,19 +83,22 @@ class ControlSocket:
 
     def prepare_leaving(self) -> None:
         """Do all of `leave` that may fail. Raises SocketError."""
-        if self.last is None:
-            self.last = NamedSocket(self.path.with_name(LAST_SOCKET.format(pid=os.getpid())))
+        if self.draining_socket is None:
+            self.draining_socket = NamedSocket(self.path.with_name(LAST_SOCKET.format(pid=os.getpid())))
 
     def leave(self) -> None:
-        """Leave paths and lock to the proxy that has accepted them. Raises nothing, since it cannot be undone."""
+        """Leave paths and lock to the proxy that has accepted them, and listen at a path of this proxy's own instead.
+
+        There the agent finds this proxy while its last requests end. Raises nothing, since it cannot be undone.
+        """
         self.control.abandon_name()
         self.hand_over.abandon_name()
         self.hand_over.close()
         # While this process had the lock, no other could start if the newer proxy crashed.
         self.lock.close()
         try:
-            if self.last:
-                self.last.take_name()
+            if self.draining_socket:
+                self.draining_socket.take_name()
         except SocketError as error:
             log.error("leaving_proxy_has_no_name", error=str(error))
 
@@ -104,7 +107,8 @@ class ControlSocket:
 def claim_socket(path: Path, *, take_over: bool = False) -> Iterator[ControlSocket]:
     """Bind the control socket at `path` in a private directory, and hold its lock until the context ends.
 
-    A proxy that takes over has its names once it calls `take_names`.
+    The lock keeps a second proxy from starting here. With `take_over`, the lock comes from the running proxy instead,
+    with its configuration and listening sockets; it keeps its paths until the caller calls `take_names`.
 
     Raises:
         SocketError: the directory is open to other users, a proxy runs on this socket, there is none that hands over,
@@ -128,19 +132,24 @@ def claim_socket(path: Path, *, take_over: bool = False) -> Iterator[ControlSock
         try:
             yield claimed
         finally:
-            if claimed.last:
-                claimed.last.close()
+            if claimed.draining_socket:
+                claimed.draining_socket.close()
 
 
 def send_inheritance(
     connection: socket.socket, config: ProxyConfig, sockets: Sequence[tuple[str, socket.socket]], lock: int
 ) -> bool:
-    """Hand over to a newer proxy, and return True if it has accepted; blocks for some seconds. Raises OSError."""
+    """Hand over to a newer proxy, and return True if it has accepted; blocks for some seconds. Raises OSError.
+
+    The message has the configuration and, for each socket, the name of its listener. After it come the descriptors:
+    the lock, then the sockets in the order of these names.
+    """
     connection.settimeout(_HAND_OVER_SECONDS)
     message = msgspec.json.encode(_Message(config, tuple(name for name, _ in sockets)))
     connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
     descriptors = [lock, *(sock.fileno() for _, sock in sockets)]
     for start in range(0, len(descriptors), _DESCRIPTORS_AT_ONCE):
+        # Descriptors need at least one byte to come with.
         socket.send_fds(connection, [b"f"], descriptors[start : start + _DESCRIPTORS_AT_ONCE])
     return connection.recv(1) == ACCEPTED
 

@@ -71,9 +71,11 @@ class EngineScraper:
         self._prefixes = tuple(prefix.encode() for prefix in engine.prefixes)
         self._clock = clock
         self._reading: asyncio.Task[EngineSeries] | None = None
+        """The reading in progress or the last one, which scrapes share."""
         self._read_at = 0.0
         """The end of the last reading, by the clock."""
         self._problem = ""
+        """The problem of the last reading, which is logged already; empty if there was none."""
 
     async def scrape(self) -> EngineSeries:
         """Return the series of the engine, at most `REUSE_SECONDS` old."""
@@ -83,7 +85,10 @@ class EngineScraper:
         return await asyncio.shield(self._reading)
 
     async def _read_series(self) -> EngineSeries:
-        """Return the valid lines of the engine's answer, and the problem with it if any, which is logged once."""
+        """Read the engine's metrics; return the valid lines, and the problem with them if there is one.
+
+        A problem is logged when it begins and when it ends.
+        """
         answer = await self._read_answer()
         self._read_at = self._clock()
         problem = answer.problem
@@ -138,7 +143,7 @@ class _AnswerReader:
         await self._is_settled.wait()
 
     def refuse(self, problem: str) -> None:
-        """Note that the answer is of no use, or not whole."""
+        """Drop the answer because of `problem`, and end the wait for it, unless it has ended already."""
         if not self._is_settled.is_set():
             self.problem = problem
             self.body.clear()
@@ -195,9 +200,12 @@ class PodReports:
         self, services: Mapping[str, Service], scraper: EngineScraper | None, engine_hangs: Callable[[], bool]
     ) -> None:
         self.engine_hangs = engine_hangs
+        """Tells whether only a restart helps the engine: the kubelet's liveness probe gets 503 then."""
         self._services = services
         self._scraper = scraper
+        """Reads the engine's own metrics; None: the engine has none."""
         self._running_answers = 0
+        """The answers with the engine's metrics that are not yet sent."""
 
     def begin_metrics(self, exchange: Exchange) -> AwaitedExchange | None:
         """Answer GET /metrics, or begin to; with the query `engine=false` by the proxy's series only."""
@@ -208,7 +216,10 @@ class PodReports:
         return None
 
     async def _answer(self, exchange: AwaitedExchange, scraper: EngineScraper) -> None:
-        """Send the series of the proxy and of the engine; a client that does not read them in time is cut off."""
+        """Send the series of the proxy and of the engine; a client that does not read them in time is cut off.
+
+        With too many such answers at once, the engine's series are left out, to bound the memory.
+        """
         self._running_answers += 1
         try:
             engine = await scraper.scrape() if self._running_answers <= MOST_ANSWERS else _TOO_MANY

@@ -51,7 +51,7 @@ class RequestError(Exception):
         self.body = msgspec.json.encode({"error": error})
 
     def encode_body(self, route: str) -> bytes:
-        """Return the body in the form of the API that has the path of this name: Anthropic's or OpenAI's."""
+        """Return the body in the form of Anthropic's API if `route`, a name of a path, is one of its, else OpenAI's."""
         if route not in paths.ANTHROPIC_ROUTES:
             return self.body
         error = {"type": _error_type(self.status, _ANTHROPIC_TYPES, "api_error"), "message": str(self)}
@@ -184,7 +184,14 @@ def service_unavailable(listener: str) -> RequestError:
 
 
 def translate_engine_error(status: int, body: bytes, service: str, engine: str | None = None) -> RequestError:
-    """Return an error of the engine of this name in OpenAI's form, with a status to which clients react correctly."""
+    """Return an engine's error in OpenAI's form, with a status to which clients react correctly.
+
+    Args:
+        status: the engine's status, of an error or a redirect.
+        body: the body of its answer.
+        service: the name of the service, for the message.
+        engine: the name of the engine, whose table of known errors may state another status for the client.
+    """
     message, kind, code, param = read_error(body)
     client_status = judge_error(find_runtime(engine).errors, status, message).status
     if client_status < HTTPStatus.INTERNAL_SERVER_ERROR and kind == "server_error":

@@ -40,13 +40,15 @@ class FilteredExposition(NamedTuple):
 
 
 async def filter_exposition(text: bytes, prefixes: tuple[bytes, ...], *, is_whole: bool) -> FilteredExposition:
-    """Return the valid lines of `text`, and whether that was whole; other work goes on meanwhile.
+    """Return the valid lines of `text`, and whether the text was whole; other work goes on meanwhile.
+
+    Beyond `MOST_LINES` the text is cut, and then it is not whole, either.
 
     Args:
         text: the lines of an engine.
         prefixes: prefixes of the names that are kept, unless they are the proxy's own.
-        is_whole: the text was not cut. Of one that was, the last family is dropped: half of a histogram would be taken
-            for a whole one.
+        is_whole: the text was not cut before. Of one that is cut, the last family (the lines of one metric) is dropped:
+            half of a histogram would be taken for a whole one.
     """
     lines = text.split(b"\n", MOST_LINES)
     remainder = lines.pop()  # a last line without an end, or all that is beyond the most lines
@@ -73,12 +75,15 @@ class _KeptLines:
     def __init__(self, prefixes: tuple[bytes, ...]) -> None:
         self.text = bytearray()
         self._prefixes = prefixes
+        """Prefixes of the names that the engine may use."""
         self._family = b""
+        """The name of the last family: a metric with its comments and all its series."""
         self._family_start = 0
         """The begin of the last family in the text."""
+        # Prometheus refuses a second HELP or TYPE of a name, and a TYPE behind a sample of it.
         self._names_with_help: set[bytes] = set()
         self._names_with_type: set[bytes] = set()
-        """Names with a TYPE or a sample, which must not have a TYPE behind it."""
+        """Names with a TYPE or a sample."""
 
     def add_line(self, line: bytes) -> None:
         """Keep a line that is valid here."""
@@ -112,9 +117,14 @@ class _KeptLines:
         return name.startswith(self._prefixes) and not _is_reserved(name)
 
     def _append(self, name: bytes, line: bytes) -> None:
-        """Keep a line; it begins a new family unless its name is that of the last one, or one of its series."""
+        """Keep a line of the metric `name`, and note where its family begins.
+
+        The line belongs to the family of the line before if it has its name, or that name with the suffix of a
+        histogram's series, such as `_bucket`.
+        """
         family = self._family
-        if name != family and not (name.startswith(family) and name[len(family) :] in _SERIES_SUFFIXES):
+        is_of_family = name == family or (name.startswith(family) and name[len(family) :] in _SERIES_SUFFIXES)
+        if not is_of_family:
             self._family, self._family_start = name, len(self.text)
         self.text += line
         self.text += b"\n"

@@ -4,8 +4,7 @@ import msgspec
 
 from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.control_messages import JSON_FIELDS
-from gateway.http.exchange import Exchange
-from gateway.http.server_connection import RequestHandling
+from gateway.http.exchange import Exchange, RequestHandling
 from gateway.proxy import errors, paths
 from gateway.proxy.engine_metrics import PodReports
 from gateway.proxy.errors import RequestError

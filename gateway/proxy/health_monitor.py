@@ -18,16 +18,22 @@ class HealthMonitor:
 
     def __init__(self) -> None:
         self._pasts: dict[str, BackendPast] = {}
+        """By the uid of a backend: its last answers, and the health that they show."""
         self._backends: dict[str, Backend] = {}
         self._watchers: set[asyncio.Queue[BackendHealth]] = set()
+        """The changes of health that each caller of `watch` has not got yet."""
         self._check_timer: asyncio.TimerHandle | None = None
+        """Starts the next check of pauses; None: none is planned, as no backend works on a request."""
 
     def configure(self, backends: Collection[Backend]) -> None:
-        """Forget the past of each backend that is new, gone, changed, or takes requests again after it was drained."""
+        """Observe these backends from now on; forget the past of each that is gone, was changed, or is drained no more.
+
+        A backend that begins to drain, and is otherwise unchanged, keeps its past.
+        """
         previous, self._backends = self._backends, {backend.uid: backend for backend in backends}
         for uid in {*previous, *self._backends}:
             before, after = previous.get(uid), self._backends.get(uid)
-            # The agent drains a suspect backend while it looks at it: its past stays until it takes requests again.
+            # The agent drains a suspect backend while it examines it: its past stays until it takes requests again.
             begins_to_drain = before and after == structs.replace(before, draining=True)
             if before != after and not begins_to_drain:
                 self.clear(uid)

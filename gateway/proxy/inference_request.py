@@ -69,7 +69,8 @@ class InferenceRequest:
         self.request_id = head.request_id or f"{_process_id}-{next(_numbers)}"
         self.id_line = f"{REQUEST_ID}: {self.request_id}\r\n".encode()
         """The field by which the engine and the client get the request's id."""
-        self.status = CLIENT_GONE
+        # The outcome, for log and metrics.
+        self.status = CLIENT_GONE  # unless a response begins
         self.queued_seconds = 0.0
         self.first_token_seconds: float | None = None
         self.error = ""
@@ -77,16 +78,21 @@ class InferenceRequest:
         self._router = router
         self._shared = shared
         self._content: bytes | bytearray = b""
+        """The pieces of the body that have come."""
         self._reserved_bytes = 0
+        """The part of the memory for all bodies that this one holds."""
         self.body: RequestBody = NO_BODY
-        """Empty before it is read, and when it is needed no more."""
+        """The body as it was read; empty before that, and when it is needed no more."""
         self._task: asyncio.Task[None] | None = None
+        """The scan of a large body."""
         self._service: Service | None = None
+        """The service that the body names; None before it is read, and when the request is recorded."""
         self._phase_began = self.arrived
         """The time at which it began to wait in the queue or, later, got its slot."""
         self._upstream: UpstreamRequest | None = None
-        """Holds the slot of a backend."""
+        """The request to a backend, one of whose slots it holds."""
         self._tried_uids: list[str] = []
+        """Backends that accepted no connection."""
         exchange.send_continue()
 
     @property
@@ -104,7 +110,8 @@ class InferenceRequest:
     def take_body(self, piece: bytes, *, is_last: bool) -> None:
         """Keep a piece of the body, in memory that is reserved for it.
 
-        With the last piece the body is read, and the request goes to its service. A failure is sent as the response.
+        With the last piece the body is read, and the request goes to its service: at once if the body is short, else
+        after a scan in a task of its own. A failure is sent as the response.
         """
         try:
             if len(self._content) + len(piece) > BODY_LIMIT_BYTES:
@@ -118,9 +125,9 @@ class InferenceRequest:
                     self._content = bytearray(self._content)
                 self._content += piece
             if is_last:
-                self._reserve(count_copied_bytes(self._content))
+                self._reserve(count_copied_bytes(self._content))  # the memory beside its content
                 if body := read_short_body(self._content):
-                    self._enqueue(body)
+                    self._send_or_enqueue(body)
                 else:
                     self._task = asyncio.get_running_loop().create_task(self._scan())
         except RequestError as error:
@@ -134,7 +141,7 @@ class InferenceRequest:
     async def _scan(self) -> None:
         """Read a large body, and find its service; answer the client whatever fails."""
         try:
-            self._enqueue(await scan_large_body(self._content, self._shared.scan_turns))
+            self._send_or_enqueue(await scan_large_body(self._content, self._shared.scan_turns))
         except RequestError as error:
             self.send_error(error)
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
@@ -155,7 +162,7 @@ class InferenceRequest:
 
     # The queue
 
-    def _enqueue(self, body: RequestBody) -> None:
+    def _send_or_enqueue(self, body: RequestBody) -> None:
         """Find the service that the body names; send the request to it if a slot is free, else wait in its queue.
 
         Raises RequestError.
@@ -168,7 +175,7 @@ class InferenceRequest:
         if backend := service.queue.take_free_slot():
             self.take_slot(backend)
         elif not service.has_backend:
-            raise self._note_no_backend(service)
+            raise self._build_no_backend_error(service)
         elif service.queue.is_full:
             self.error = "queue_full"
             raise errors.queue_full(service.config.name, service.queue.estimate_retry_seconds())
@@ -178,7 +185,7 @@ class InferenceRequest:
     def refuse_slot(self) -> None:
         """End, because the service has lost its last backend."""
         if self._service:
-            self.send_error(self._note_no_backend(self._service))
+            self.send_error(self._build_no_backend_error(self._service))
 
     def take_slot(self, backend: Backend) -> None:
         """Send the request to a backend that has a free slot."""
@@ -188,7 +195,7 @@ class InferenceRequest:
             self._send_to(backend, service)
             service.metrics.queue_seconds.observe(self.queued_seconds)
 
-    def _note_no_backend(self, service: Service) -> RequestError:
+    def _build_no_backend_error(self, service: Service) -> RequestError:
         """Note for the metrics that no backend takes requests, and return the error for the client."""
         self.error = "no_server"
         return errors.service_unavailable(f"service {service.config.name}")
@@ -215,7 +222,7 @@ class InferenceRequest:
             self._send_to(other_backend, service)
         else:
             service.queue.finish_request(time.monotonic() - self._phase_began)
-            self.send_error(self._note_no_backend(service))
+            self.send_error(self._build_no_backend_error(service))
 
     # The end
 
@@ -249,13 +256,14 @@ class InferenceRequest:
     def send_error(self, error: RequestError) -> None:
         """Send an error as the response or, if that has begun, as the last event of a stream, and record the request.
 
-        A response that cannot end with an error is broken off.
+        A response that has begun in a form without a place for an error is broken off. A request that is refused before
+        its service is known is only logged.
         """
         exchange = self.exchange
         if exchange.started:
             rendered = self._upstream.render_error(error) if self._upstream else b""
             self.end()
-            if rendered:
+            if rendered:  # empty if the form of the response has no place for an error
                 exchange.finish(rendered)
             else:
                 exchange.break_off()
@@ -280,7 +288,10 @@ class InferenceRequest:
             self.send_error(errors.invalid_http(500, "the proxy failed to answer it"))
 
     def end(self) -> None:
-        """Free the body and the slot of the request, and record it; called before the last of the response is sent."""
+        """Free the body and the slot of the request, and record it; called before the last of the response is sent.
+
+        Calling it again, or before the service of the request is known, only frees the body.
+        """
         self.free_body()
         service, upstream = self._service, self._upstream
         if service is None:
@@ -289,7 +300,7 @@ class InferenceRequest:
         if upstream:
             upstream.forget_answer()
             self._shared.in_flight.end(upstream.backend.uid)
-            service.queue.finish_request(time.monotonic() - self._phase_began)
+            service.queue.finish_request(time.monotonic() - self._phase_began)  # the time in the slot
         service.record_request(self)
         self._upstream = None  # it refers to this object, which must not wait for the garbage collector
 

@@ -39,8 +39,8 @@ _CHARACTERS = re.compile(rb'(?:[^"\\]+|\\.)*+', re.DOTALL)
 _FLAT = re.compile(rb'(?:[^"\[\]{}]+|"(?:[^"\\]+|\\.)*+")*+', re.DOTALL)
 _SCALAR = re.compile(rb"true|false|null|[-+.0-9eE]+")
 
-Pauses: TypeAlias = Generator[None, None, None]
-"""Work in pieces: others may run at each yield."""
+PausingWork: TypeAlias = Generator[None, None, None]
+"""A generator that does its work in short pieces, and yields between them: other requests may run at each yield."""
 
 
 class InvalidJsonError(Exception):
@@ -52,42 +52,45 @@ class JsonScanner:
 
     def __init__(self, text: bytes | bytearray) -> None:
         self.text = text
-        self.at = 0
-        self._values = 0
-        self._work_bytes = 0
+        self.position = 0
+        """The place of the next byte to read."""
+        self._value_count = 0
+        """The strings, objects and arrays so far, whose number is limited."""
+        self._work_since_pause = 0
+        """The work since the last yield, in bytes of text that an expression reads."""
 
     def peek(self) -> int:
         """Return the next byte. Raises InvalidJsonError at the end of the text."""
-        if self.at >= len(self.text):
+        if self.position >= len(self.text):
             raise InvalidJsonError("it ends within a value")
-        return self.text[self.at]
+        return self.text[self.position]
 
-    def skip_blanks(self) -> Pauses:
-        """Skip white space."""
+    def skip_blanks(self) -> PausingWork:
+        """Skip white space; where there is much of it, pause after each piece."""
         while True:
-            start = self.at
-            self.at = _match_end(_BLANKS, self.text, start, start + _PIECE_BYTES)
-            if self.at < start + _PIECE_BYTES:
+            start = self.position
+            self.position = _match_end(_BLANKS, self.text, start, start + _PIECE_BYTES)
+            if self.position < start + _PIECE_BYTES:
                 return
-            if self._count_work(self.at - start):
+            if self._count_work(self.position - start):
                 yield
 
-    def expect_end(self) -> Pauses:
+    def expect_end(self) -> PausingWork:
         """Expect nothing but white space up to the end of the text."""
         yield from self.skip_blanks()
-        if self.at < len(self.text):
-            raise InvalidJsonError(f"there is more text after its end, at byte {self.at}")
+        if self.position < len(self.text):
+            raise InvalidJsonError(f"there is more text after its end, at byte {self.position}")
 
-    def read_object(self, read_member: Callable[[str, int], Pauses]) -> Pauses:
+    def read_object(self, read_member: Callable[[str, int], PausingWork]) -> PausingWork:
         """Read an object; `read_member` gets each key and the place where it starts, and reads the value behind it."""
         self._expect(_BRACE_OPENS)
         self._count_value()
         yield from self.skip_blanks()
         if self.peek() == _BRACE_CLOSES:
-            self.at += 1
+            self.position += 1
             return
         while True:
-            start = self.at
+            start = self.position
             yield from self.skip_string()
             key = self.decode_string(start)
             yield from self.skip_blanks()
@@ -96,13 +99,16 @@ class JsonScanner:
             yield from read_member("" if key is None else key, start)  # a key that is too long to matter has no name
             yield from self.skip_blanks()
             if self.peek() == _BRACE_CLOSES:
-                self.at += 1
+                self.position += 1
                 return
             self._expect(_COMMA)
             yield from self.skip_blanks()
 
-    def read_objects(self, read_object: Callable[[], Pauses]) -> Pauses:
-        """Read an array, and arrays in it, and call `read_object` at each object in them; skip all other values."""
+    def read_objects(self, read_object: Callable[[], PausingWork]) -> PausingWork:
+        """Read an array, and call `read_object` at each object in it or in its inner arrays; skip all other values.
+
+        A loop that counts the open arrays, and no recursion, so that a hostile text cannot exhaust the stack.
+        """
         open_arrays = 0
         while True:
             yield from self._skip_to_bracket()
@@ -115,15 +121,15 @@ class JsonScanner:
                 yield from self.skip_string()
                 continue
             if byte == _BRACE_CLOSES:
-                raise _wrong_bracket(self.at)
+                raise _wrong_bracket(self.position)
             open_arrays += 1 if byte == _BRACKET_OPENS else -1
             if open_arrays > LEVELS_LIMIT:
                 raise _too_deep()
-            self.at += 1
+            self.position += 1
             if not open_arrays:
                 return
 
-    def skip_value(self) -> Pauses:
+    def skip_value(self) -> PausingWork:
         """Skip a value of any kind."""
         byte = self.peek()
         if byte == _QUOTE:
@@ -133,13 +139,13 @@ class JsonScanner:
         else:
             yield from self._skip_scalar()
 
-    def skip_string(self) -> Pauses:
-        """Skip a string."""
+    def skip_string(self) -> PausingWork:
+        """Skip a string, quotation marks included: a short one by one expression, a longer one in pieces."""
         self._count_value()
-        start = self.at
+        start = self.position
         if short := _STRING.match(self.text, start, start + _SHORT_STRING_BYTES):
-            self.at = short.end()
-            if self._count_work(self.at - start):
+            self.position = short.end()
+            if self._count_work(self.position - start):
                 yield
             return
         self._expect(_QUOTE)
@@ -148,53 +154,59 @@ class JsonScanner:
 
     def decode_string(self, start: int) -> str | None:
         """Return the string between `start` and the position; None if it is too long for a key that matters."""
-        if self.at - start > _LONGEST_KEY_BYTES:
+        if self.position - start > _LONGEST_KEY_BYTES:
             return None
         try:
-            return msgspec.json.decode(self.text[start : self.at], type=str)
+            return msgspec.json.decode(self.text[start : self.position], type=str)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidJsonError(f"the string at byte {start} is not valid") from error
 
     def _skip_characters(self) -> bool:
-        """Skip some characters of a string, and its end; return True if this was the end."""
-        text, start = self.text, self.at
+        """Skip a piece of a string's characters; return True once the quotation mark at its end is skipped, too.
+
+        Up to the first backslash the end is found by a search, which is much faster than an expression. From a
+        backslash on, an expression is needed: only it can tell an escaped quotation mark from the end.
+        """
+        text, start = self.text, self.position
         stop = min(start + _FOUND_BYTES_PER_COST * _PIECE_BYTES, len(text))
         quote = text.find(b'"', start, stop)
         plain_end = stop if quote < 0 else quote
         backslash = text.find(b"\\", start, plain_end)
         if backslash >= 0:
-            # Only an expression can tell which quotation mark is escaped.
-            self.at = _match_end(_CHARACTERS, text, backslash, backslash + _PIECE_BYTES)
-            work_bytes = self.at - start
+            self.position = _match_end(_CHARACTERS, text, backslash, backslash + _PIECE_BYTES)
+            work_bytes = self.position - start
         else:
-            self.at = plain_end
-            work_bytes = (self.at - start) // _FOUND_BYTES_PER_COST
-        if self.at == start and text[start : start + 1] != b'"':
+            self.position = plain_end
+            work_bytes = (self.position - start) // _FOUND_BYTES_PER_COST
+        if self.position == start and text[start : start + 1] != b'"':  # nothing was skipped, and this is not the end
             raise InvalidJsonError("it ends within a string")
         self._count_work(work_bytes)
-        if text[self.at : self.at + 1] == b'"':
-            self.at += 1
+        if text[self.position : self.position + 1] == b'"':
+            self.position += 1
             return True
         return False
 
-    def _skip_to_bracket(self) -> Pauses:
-        """Skip to the next bracket, or to a string that is too long for one piece."""
+    def _skip_to_bracket(self) -> PausingWork:
+        """Skip to the next bracket, or to the begin of a string that does not end within this piece of work.
+
+        Strings that end, numbers, commas and colons are skipped without a check.
+        """
         while True:
-            start = self.at
-            self.at = _match_end(_FLAT, self.text, start, start + _PIECE_BYTES)
-            pause = self._count_work(self.at - start + _VALUE_COST_BYTES)
-            if self.at >= len(self.text):
+            start = self.position
+            self.position = _match_end(_FLAT, self.text, start, start + _PIECE_BYTES)
+            pause = self._count_work(self.position - start + _VALUE_COST_BYTES)
+            if self.position >= len(self.text):
                 raise InvalidJsonError("it ends within an object or an array")
             if pause:
                 yield
-            if self.text[self.at] in b'"[]{}':
+            if self.text[self.position] in b'"[]{}':
                 return
 
-    def _skip_brackets(self) -> Pauses:
-        """Skip an object or an array, and all in it."""
+    def _skip_brackets(self) -> PausingWork:
+        """Skip an object or an array, from its opening bracket to its closing one; all brackets in it must match."""
         expected_ends = bytearray()  # the closing brackets of what is open, the innermost last
         while True:
-            byte = self.text[self.at]
+            byte = self.text[self.position]
             if byte == _QUOTE:
                 yield from self.skip_string()
             elif byte in (_BRACE_OPENS, _BRACKET_OPENS):
@@ -202,56 +214,56 @@ class JsonScanner:
                 if len(expected_ends) == LEVELS_LIMIT:
                     raise _too_deep()
                 expected_ends.append(byte + 2)  # in ASCII, `]` and `}` are the second after `[` and `{`
-                self.at += 1
+                self.position += 1
             elif expected_ends.pop() == byte:
-                self.at += 1
+                self.position += 1
                 if not expected_ends:
                     return
             else:
-                raise _wrong_bracket(self.at)
+                raise _wrong_bracket(self.position)
             yield from self._skip_to_bracket()
 
-    def _skip_scalar(self) -> Pauses:
+    def _skip_scalar(self) -> PausingWork:
         """Skip a number, true, false or null; its letters are not checked further."""
-        start = self.at
-        while (end := _match_end(_SCALAR, self.text, self.at, self.at + _PIECE_BYTES)) > self.at:
-            pause = self._count_work(end - self.at)
-            self.at = end
+        start = self.position
+        while (end := _match_end(_SCALAR, self.text, self.position, self.position + _PIECE_BYTES)) > self.position:
+            pause = self._count_work(end - self.position)
+            self.position = end
             if pause:
                 yield
-        if self.at == start:
+        if self.position == start:
             raise InvalidJsonError(f"no value begins at byte {start}")
 
     def _expect(self, byte: int) -> None:
         """Move behind the next byte. Raises InvalidJsonError if it is not `byte`."""
         if self.peek() != byte:
-            raise InvalidJsonError(f"{chr(byte)} is missing at byte {self.at}")
-        self.at += 1
+            raise InvalidJsonError(f"{chr(byte)} is missing at byte {self.position}")
+        self.position += 1
 
     def _count_value(self) -> None:
         """Count a string, an object or an array. Raises InvalidJsonError if they are too many."""
-        self._values += 1
-        self._work_bytes += _VALUE_COST_BYTES
-        if self._values > VALUES_LIMIT:
+        self._value_count += 1
+        self._work_since_pause += _VALUE_COST_BYTES
+        if self._value_count > VALUES_LIMIT:
             raise InvalidJsonError(f"it has more than {VALUES_LIMIT} strings, objects and arrays")
 
     def _count_work(self, work_bytes: int) -> bool:
         """Count work; return True if a pause is due."""
-        self._work_bytes += work_bytes
-        if self._work_bytes < _PIECE_BYTES:
+        self._work_since_pause += work_bytes
+        if self._work_since_pause < _PIECE_BYTES:
             return False
-        self._work_bytes = 0
+        self._work_since_pause = 0
         return True
 
 
-def check_encoding(text: bytes | bytearray) -> Pauses:
-    """Check that a text is UTF-8. Raises InvalidJsonError."""
+def check_encoding(text: bytes | bytearray) -> PausingWork:
+    """Check that a text is UTF-8, piece by piece, with a pause after each. Raises InvalidJsonError."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for start in range(0, len(text), _DECODED_BYTES):
             piece = text[start : start + _DECODED_BYTES]
-            half_character, _ = decoder.getstate()  # the end of the piece before
-            if half_character or not piece.isascii():
+            half_character, _ = decoder.getstate()  # bytes of a character that the end of the piece before has cut
+            if half_character or not piece.isascii():  # ASCII alone is valid, and need not be decoded
                 decoder.decode(piece)
             yield
         decoder.decode(b"", final=True)

@@ -63,13 +63,16 @@ class Listeners:
         engine_hangs: Callable[[], bool] | None = None,
         engine_scraper: EngineScraper | None = None,
     ) -> None:
+        # State and memory that the requests to all services share.
         self.services: dict[str, Service] = {}
+        """By name."""
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
         self._shared = SharedResources(
             in_flight=self.in_flight, body_budget=BodyBudget(), scan_turns=asyncio.Lock(), pool=pool, health=self.health
         )
         self._pod = PodReports(self.services, engine_scraper, engine_hangs) if engine_hangs else None
+        """The reports on an engine that only the proxy of a pod gives; None: this is the proxy of a host."""
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
@@ -77,12 +80,15 @@ class Listeners:
         self._addresses: dict[str, ListenAddress] = {}
         """The address of each listener of `config`, by its name."""
         self._services_by_backend: dict[str, Service] = {}
+        """By the uid of a backend: the service whose queue gets its free slots."""
         self._model_router = ModelRouter()
         self._bound: dict[str, HttpListener] = {}
         """By the name of the service; each listens on the address that the configuration states."""
         self._bind_errors: dict[str, OSError] = {}
+        """By the name of a listener that could not be bound."""
         self._certificate: ReloadedCertificate | None = None
         self._finishing: set[asyncio.Task[None]] = set()
+        """Tasks that wait for the last requests of listeners that are unbound."""
         self.configuring = asyncio.Lock()
         """Held while the configuration changes, or must not change."""
         self._draining = False
@@ -265,7 +271,8 @@ def _listen_addresses(config: ProxyConfig) -> dict[str, ListenAddress]:
 
 def _explain_bind_error(address: ListenAddress, error: OSError) -> str:
     """Return a readable reason why nothing listens on `address`."""
-    if isinstance(error, ssl.SSLError) or error.filename:
+    is_about_certificate = isinstance(error, ssl.SSLError) or error.filename  # a file could not be read or used
+    if is_about_certificate:
         certificate = address.tls.certificate if address.tls else None
         return f"cannot use certificate {certificate} with its key: {error}"
     # The number of a name that does not resolve is none of errno's; on macOS it looks like one.

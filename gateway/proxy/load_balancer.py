@@ -19,7 +19,9 @@ class InFlight:
     def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end = on_end
         self._counts: dict[str, int] = {}
+        """The requests in flight by backend, those of an older proxy included; a backend without any has no entry."""
         self._idle_events: dict[str, asyncio.Event] = {}
+        """By backend: set when its last request ends, for those that wait for it to become idle."""
         self._next_begin: asyncio.Event | None = None
         """Set with the next request to any backend; None: nothing waits for that."""
         self._last_ended_at: dict[str, float] = {}

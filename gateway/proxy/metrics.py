@@ -73,10 +73,11 @@ class ServiceMetrics:
         """By reason."""
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        # By these two, the speed of an engine that works on one request only.
         self.lone_tokens = 0
         """Tokens of streams that had the service to themselves, after the first one of each."""
         self.lone_seconds = 0.0
-        """The time that these took."""
+        """The time that the engine took for these tokens."""
         self.first_token_seconds = DurationHistogram(_REQUEST_BUCKETS)
         self.inter_token_seconds = DurationHistogram(_TOKEN_BUCKETS)
         self.queue_seconds = DurationHistogram(_REQUEST_BUCKETS)
@@ -84,7 +85,12 @@ class ServiceMetrics:
 
 
 def render_metrics(services: Mapping[str, "Service"]) -> bytes:
-    """Return the series of all services, by their names, in Prometheus' text form."""
+    """Return the series of all services, by their names, in Prometheus' text form.
+
+    1. Requests by route and status, and errors by reason.
+    2. Each counter and each histogram, by the tables of their names above.
+    3. Gauges: requests in flight and in the queue.
+    """
     labeled = [(_labels(name), service) for name, service in services.items()]
     counts = [(labels, service.metrics) for labels, service in labeled]
     requests = [

@@ -29,7 +29,7 @@ They are the paths of OpenAI's and Anthropic's APIs that an engine here has and 
 stored responses and chats, batches and `compact` are not among them. An engine's own paths are not served either, for
 two engines of one service would answer them in two forms (`/tokenize`), or they act on the requests of others.
 """
-COUNTS: Final = frozenset({"input_tokens", "count_tokens"})
+TOKEN_COUNT_ROUTES: Final = frozenset({"input_tokens", "count_tokens"})
 """Names of the paths that only count the tokens of a prompt: an engine whose model fails answers them all the same."""
 ANTHROPIC_ROUTES: Final = frozenset({"messages", "count_tokens"})
 """Names of the paths of Anthropic's API, whose clients read another form of errors."""

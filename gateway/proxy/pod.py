@@ -94,9 +94,11 @@ class PodProxyOptions(NamedTuple):
 async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then finish the requests; a second signal ends at once.
 
-    Until `prepare` has ended, and while the engine is not healthy, requests get 503.
+    1. Listen, with a backend that takes no requests: they get 503 until `prepare` has ended and the engine is healthy.
+    2. Follow the engine (`_follow`) until a stop signal comes or the preparation fails.
+    3. Finish the requests in progress and those in the queue, within `drain_seconds`.
 
-    Raises PodProxyError.
+    Raises PodProxyError: the port is taken, the token file cannot be used, or the preparation failed.
     """
     tokens = MountedToken(options.token_file)
     engine = EngineCheck(options.hang_seconds, options.loading_seconds, has_pulse=options.pulse_path is not None)
@@ -117,6 +119,7 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
             await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             following.cancel()
+            # The failure of the preparation, or the cancellation that a stop signal has caused.
             (error,) = await asyncio.gather(following, return_exceptions=True)
         restore_stop_signals()
         log.info("pod_proxy_draining", seconds=options.drain_seconds)
@@ -133,9 +136,12 @@ async def _prepare(prepare: Prepare | None) -> None:
 
 
 async def _follow_pulse(options: PodProxyOptions, engine: "EngineCheck") -> None:
-    """Note each answer of the engine between two steps of its work; return at once if it has no path for that."""
+    """Ask the engine for its pulse, for ever, and note each answer; return at once if it has no path for a pulse.
+
+    The pulse is a path that the engine answers between two steps of its work, so that an answer shows that it goes on.
+    """
     while options.pulse_path:
-        # A step may take minutes, and its answer then comes at the end of it.
+        # A step may take minutes, and its answer then comes at the end of it: hence the long time-out.
         if await ask_health(options.engine_port, options.pulse_path, options.hang_seconds) is not None:
             engine.note_pulse(time.monotonic())
         await asyncio.sleep(min(_PULSE_SECONDS, options.hang_seconds / 4))
@@ -148,7 +154,11 @@ async def _follow(
     engine: "EngineCheck",
     prepare: Prepare | None,
 ) -> None:
-    """Prepare the engine, and follow its health, its pulse and the token, for ever. Raises PodProxyError."""
+    """Prepare the engine, and follow its health, its pulse and the token, for ever. Raises PodProxyError.
+
+    Once a second the engine is asked for its health. Its backend takes requests while the preparation has ended and the
+    engine is healthy; the listeners are configured anew only if that, or the token, has changed.
+    """
     preparing = asyncio.ensure_future(_prepare(prepare))
     pulse = asyncio.ensure_future(_follow_pulse(options, engine))
     applied_config: ProxyConfig | None = None
@@ -175,7 +185,10 @@ async def _follow(
 
 
 def _count_progress(service: str, listeners: Listeners) -> int:
-    """Return the number of the engine's answers and of their tokens so far, to which a broken off request adds none."""
+    """Return a number that grows with each sign that the engine works: its answers with 200, and tokens, so far.
+
+    A request that its client breaks off adds no answer: when an engine hangs, all requests end so.
+    """
     (state,) = listeners.service_states()
     requests = listeners.services[service].metrics.requests
     answers = sum(count for (_, status), count in requests.items() if status == HTTPStatus.OK)
@@ -219,14 +232,17 @@ class EngineCheck:
         """True if only a restart helps: it was healthy, and has shown no sign of life for `hang_seconds`, or it has
         not been healthy for `loading_seconds`, and the kubelet cannot have restarted it since."""
         self._failures = _FAILED_CHECKS
+        """Failed checks in a row; from `_FAILED_CHECKS` on, as before the first check, the engine is not healthy."""
         self._hang_seconds = hang_seconds
         self._loading_seconds = loading_seconds
         self._has_pulse = has_pulse
+        """The engine has a path for its pulse, so a healthy answer alone is no sign of life."""
         self._last_sign_of_life: float | None = None
         """The last sign of life; None: it has not been healthy since its start."""
         self._loading_began: float | None = None
         """The begin of its time to load; None: it is healthy, or was not asked yet."""
         self._progress = 0
+        """The progress in the last check."""
 
     @property
     def is_healthy(self) -> bool:
@@ -239,23 +255,30 @@ class EngineCheck:
             self._last_sign_of_life = now
 
     def record_health(self, answer: bool | None, now: float, progress: int, *, in_flight: bool) -> None:
-        """Count an answer of `ask_health`, at a time of the monotonic clock.
+        """Count an answer of `ask_health`, at a time of the monotonic clock, and decide whether the engine hangs.
 
-        One that is late while a request is in flight says nothing: many engines work on one request at a time. An
-        answer that is not healthy, such as a refused connection, is that of an engine which starts: it hangs only if it
-        loads for too long.
+        * Healthy: the failures end. The first such answer after a start is a sign of life; later ones are, unless the
+          engine has a pulse to show that it works.
+        * Not healthy, such as a refused connection: the engine starts, and hangs only if it loads for too long.
+        * None in time: a failure, but while a request is in flight it says nothing: many engines work on one request
+          at a time.
+
+        After a sign of life, the engine hangs once there was none for `hang_seconds`.
 
         Args:
             answer: healthy, not healthy, or None if there was none in time.
             now: the time of the answer.
-            progress: the number of answers to requests and of their tokens so far; another one is a sign of life.
+            progress: the number of answers to requests and of their tokens so far; a changed one is a sign of life.
             in_flight: a request is in flight.
         """
-        if answer is not None or not in_flight:
+        # 1. Failures in a row decide whether it is healthy.
+        is_conclusive = answer is not None or not in_flight
+        if is_conclusive:
             self._failures = 0 if answer else self._failures + 1
+
+        # 2. The last sign of life; None while it starts.
         has_progress = progress != self._progress
         self._progress = progress
-
         if answer is False:
             self._last_sign_of_life = None  # it starts, for the first time or again
         elif self._last_sign_of_life is None:
@@ -264,6 +287,7 @@ class EngineCheck:
         elif has_progress or (answer and not self._has_pulse):
             self._last_sign_of_life = now
 
+        # 3. It hangs after a long silence, or a long start.
         if self._last_sign_of_life is not None:
             self._loading_began = None
             self.hangs = now - self._last_sign_of_life >= self._hang_seconds
@@ -271,15 +295,17 @@ class EngineCheck:
             self.hangs = self._loads_too_long(now, has_progress=has_progress)
 
     def _loads_too_long(self, now: float, *, has_progress: bool) -> bool:
-        """Decide whether an engine that is not healthy since its start hangs; one that answers requests does not.
+        """Decide whether an engine that is not healthy since its start hangs: it loads for longer than it may.
 
-        Its time to load begins with the first call, with each progress, and when the kubelet must have restarted it.
+        Its time to load begins with the first call, and anew with each progress, since one that answers requests does
+        not hang. An engine that is overdue counts as hanging for `REPORT_SECONDS`, in which the kubelet restarts it;
+        then its time begins anew, because the restart itself is not visible here.
         """
         if self._loading_began is None or has_progress:
             self._loading_began = now
         overdue_seconds = now - self._loading_began - self._loading_seconds
         if overdue_seconds >= REPORT_SECONDS:
-            self._loading_began = now  # the kubelet must have restarted it
+            self._loading_began = now
         return 0 <= overdue_seconds < REPORT_SECONDS
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.proxy import errors
 from gateway.proxy.errors import RequestError
-from gateway.proxy.json_scanner import InvalidJsonError, JsonScanner, Pauses, check_encoding
+from gateway.proxy.json_scanner import InvalidJsonError, JsonScanner, PausingWork, check_encoding
 from gateway.proxy.request_media import MediaReader, may_have_media
 from gateway.proxy.request_schemas import NO_SCHEMAS, SCHEMA_FIELDS, SchemaDemand, SchemaReader
 
@@ -70,10 +70,16 @@ class RequestBody:
         self.streams = isinstance(other_fields, dict) and other_fields.get(_STREAM) == _TRUE
         """The client wants a stream; of a body that was scanned, this is not known."""
         self._other_fields = other_fields
+        """The part that an engine may get beside the model: decoded fields, or pieces of the text of a scanned body."""
         self._loads_weights = loads_weights
+        """The client sent a field that makes an engine load other weights; it is not in the other fields."""
 
     def render_for_engine(self, model: str | None) -> Pieces:
-        """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
+        """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays.
+
+        The client's own text is returned if nothing has to change. Else the object is written anew, with the model and
+        the other fields.
+        """
         if model is None and not self._loads_weights:
             return [self.content]
         name = self.model if model is None else model
@@ -115,7 +121,10 @@ class BodyBudget:
 
 
 async def scan_large_body(content: bytes | bytearray, turns: asyncio.Lock) -> RequestBody:
-    """Return a body that is large or may have media; scans take turns, so that many delay others no more than one does.
+    """Scan a body that is large or may have media, and return it.
+
+    Between two pieces of its work other requests run. All scans take turns by the lock, so that in each pass of the
+    event loop at most one piece is scanned, however many scans there are.
 
     Raises RequestError if it is not a JSON object, or asks for what no engine may do.
     """
@@ -131,10 +140,12 @@ async def scan_large_body(content: bytes | bytearray, turns: asyncio.Lock) -> Re
 
 
 def read_short_body(content: bytes | bytearray) -> RequestBody | None:
-    """Return the body, without fields that load weights or spell `model` in another way.
+    """Decode a short body at once. None: it is large or may have media, so it has to be scanned.
 
-    None: it is large or may have media, so it has to be scanned. Raises RequestError if it is not a JSON object, or has
-    schemas that no engine can follow.
+    As some engines ignore the case of names, the fields are looked up by their names in lower case: schemas are
+    checked, and fields that load weights, or spell `model` in another way, are left out.
+
+    Raises RequestError if it is not a JSON object, or has schemas that no engine can follow.
     """
     if len(content) > SHORT_BODY_BYTES or may_have_media(content):
         return None
@@ -150,7 +161,7 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
         raise _too_many_fields()
     loads_weights = False
     schemas = SchemaReader()
-    for key in [key for key in fields if key.casefold() in _READ_FIELDS]:
+    for key in [key for key in fields if key.casefold() in _READ_FIELDS]:  # a list, because fields are deleted
         name = key.casefold()
         if name in SCHEMA_FIELDS:
             schemas.read_field(name, bytes(fields[key]))
@@ -191,22 +202,25 @@ class _FieldReader:
         self.loads_weights = False
         self.schemas = SchemaReader()
         self.other_ranges: list[tuple[int, int]] = []
-        """Start and end of all fields but the model and those that load weights; adjacent fields share a range."""
+        """Start and end of what an engine may get: all but the model and fields that load weights. A range may have
+        several fields, with the commas between them."""
         self._scanner = scanner
         self._media = MediaReader(scanner)
         self._field_count = 0
         self._last_was_kept = False
+        """The last range ends with the field before, so that the next field can extend it."""
 
-    def read_field(self, key: str, start: int) -> Pauses:
-        """Read the value of the field `key`, which starts at `start`: keep the model, or the range of another field.
+    def read_field(self, key: str, start: int) -> PausingWork:
+        """Read the value of the field `key`, whose key starts at `start`: keep the model, or the range of the field.
 
-        Fields that load weights are left out. Raises RequestError.
+        Left out are fields that load weights, and other spellings of `model`, such as `Model`, which some engines take
+        for it. Raises RequestError.
         """
         self._field_count += 1
         if self._field_count > FIELDS_LIMIT:
             raise _too_many_fields()
         scanner = self._scanner
-        value_start = scanner.at
+        value_start = scanner.position
         lowered = key.casefold()
         if lowered == _MODEL or lowered in _FIELDS_THAT_LOAD_WEIGHTS:
             yield from scanner.skip_value()
@@ -218,19 +232,19 @@ class _FieldReader:
             return
         yield from self._media.read_field(lowered)
         if lowered in SCHEMA_FIELDS:
-            self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.at]))
+            self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.position]))
         if self._last_was_kept:
             start, _ = self.other_ranges.pop()  # extended by this field
-        self.other_ranges.append((start, scanner.at))
+        self.other_ranges.append((start, scanner.position))
         self._last_was_kept = True
 
 
 def _read_model(scanner: JsonScanner, start: int) -> str | None:
     """Return the model, whose value lies between `start` and the scanner's position. Raises RequestError."""
-    if scanner.at - start > _LONGEST_MODEL_BYTES:
+    if scanner.position - start > _LONGEST_MODEL_BYTES:
         raise errors.bad_request(f"the name of the model is longer than {_LONGEST_MODEL_BYTES} bytes")
     try:
-        name: str | None = _model_name.decode(scanner.text[start : scanner.at])
+        name: str | None = _model_name.decode(scanner.text[start : scanner.position])
     except (msgspec.DecodeError, RecursionError) as error:
         raise _not_an_object(f"{error} - at `$.model`") from error
     return name

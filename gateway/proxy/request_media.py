@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from gateway.proxy import errors
-from gateway.proxy.json_scanner import JsonScanner, Pauses
+from gateway.proxy.json_scanner import JsonScanner, PausingWork
 
 _LEVELS_LIMIT: Final = 16
 """The most levels of contents within contents; the result of a tool within a message has two."""
@@ -29,7 +29,10 @@ _OTHER_URL = re.compile(rb"[\x00-\x20]*(?!data:)[a-z][a-z0-9+.-]*:", re.IGNORECA
 
 
 def may_have_media(content: bytes | bytearray) -> bool:
-    """Decide quickly whether a request may have media."""
+    """Decide quickly whether a request may have media: False is certain, True means that it has to be scanned.
+
+    A key of media could be written with escaped letters, such as an `i` as u0069, so these count as well.
+    """
     find = content.find
     for mark in _MARKS:
         if find(mark) >= 0:
@@ -44,15 +47,21 @@ class MediaReader:
         self._scanner = scanner
         self._levels = 0
 
-    def read_field(self, name: str) -> Pauses:
-        """Read the value of the request's field `name`, in lower case."""
+    def read_field(self, name: str) -> PausingWork:
+        """Read the value of the request's field `name`, in lower case; only some fields can have media.
+
+        A part is an object of a message's content: a text, an image, a sound, a file or a result of a tool.
+        """
         if name in _FIELDS_WITH_PARTS:
             yield from self._read_parts()
         else:
             yield from self._scanner.skip_value()
 
-    def _read_parts(self) -> Pauses:
-        """Read a value that may be a part, or an array of parts."""
+    def _read_parts(self) -> PausingWork:
+        """Read a value that may be a message or a part of one (an object), or an array of these; skip any other.
+
+        Raises RequestError if such values are within each other on too many levels.
+        """
         self._levels += 1
         if self._levels > _LEVELS_LIMIT:
             raise errors.bad_request(f"contents are within each other on more than {_LEVELS_LIMIT} levels")
@@ -65,12 +74,15 @@ class MediaReader:
             yield from self._scanner.skip_value()
         self._levels -= 1
 
-    def _read_part(self) -> Pauses:
+    def _read_part(self) -> PausingWork:
         """Read a message or a part of one."""
         yield from self._scanner.read_object(self._read_member)
 
-    def _read_member(self, key: str, start: int) -> Pauses:
-        """Read a member of a message or of a part: inner parts and media are looked into, all else is skipped."""
+    def _read_member(self, key: str, start: int) -> PausingWork:
+        """Read a member of a message or of a part: look into inner parts and media, and skip all else.
+
+        A medium, such as `image_url`, is a text, or an object whose members are its texts.
+        """
         del start
         name = key.lower()
         if name in _INNER_PARTS:
@@ -82,18 +94,23 @@ class MediaReader:
         else:
             yield from self._read_media(name, name)
 
-    def _read_media(self, medium: str, name: str) -> Pauses:
-        """Read the value of the member `name` of a medium, or of the medium itself; refuse a URL that is not `data:`.
+    def _read_media(self, medium: str, name: str) -> PausingWork:
+        """Read a text of a medium, and refuse it if it is a URL that the engine would fetch; skip any other value.
 
-        Only the `data` of a `source` may be a text that begins with a URL.
+        A text whose name ends with `url` or `uri` must be a `data:` URL. Any other one must not begin with another
+        URL, except in a `source`, the medium of the messages API: its `data` may be a plain text about a URL.
+
+        Args:
+            medium: the name of the medium, such as `image_url`.
+            name: the name of its member, such as `url`; that of the medium if it is a text itself.
         """
         scanner = self._scanner
-        start = scanner.at + 1
+        start = scanner.position + 1  # behind the quotation mark
         if scanner.peek() != ord('"'):
             yield from scanner.skip_value()
             return
         yield from scanner.skip_string()
-        begin_end = min(start + _START_BYTES, scanner.at - 1)
+        begin_end = min(start + _START_BYTES, scanner.position - 1)  # before the closing quotation mark
         begin = _ESCAPE.sub(_unescape, bytes(scanner.text[start:begin_end]))
         if name.endswith(("url", "uri")):
             is_remote = not begin.lower().startswith(b"data:")

@@ -31,9 +31,11 @@ class RequestQueue:
     def __init__(self, take_slot: Callable[[], Backend | None], limit: int) -> None:
         self.limit = limit
         self.in_flight = 0
+        """The requests that hold a slot of a backend: the right to be one of those that it works on."""
         self._take_slot = take_slot
         self._waiting: deque[InferenceRequest] = deque()
         self._mean_seconds = 0.0
+        """The mean time for which requests held their slots, the latest ones counting most; 0: none has ended."""
 
     @property
     def queued(self) -> int:

@@ -81,10 +81,15 @@ class SchemaReader:
 
     def __init__(self) -> None:
         self.demand = NO_SCHEMAS
+        """The demand on an engine that the schemas read so far make."""
         self._work = 0
+        """The size of the grammar that an engine would make of the repetitions so far, in elements."""
 
     def read_field(self, name: str, value: bytes) -> None:
-        """Read the JSON value of the request's field `name`, in lower case."""
+        """Decode and check the JSON value of the request's field `name`, in lower case. Raises RequestError.
+
+        Tools that state no bound, pattern, grammar or reference are not looked into.
+        """
         if len(value) > LONGEST_BYTES:
             raise errors.invalid_schema(name, f"it is longer than {LONGEST_BYTES >> 10} KiB")
         if name in _TOOLS and not _MARKS.search(value):
@@ -97,8 +102,12 @@ class SchemaReader:
             raise errors.invalid_schema(name, "it has too many levels") from error
 
     def _read_value(self, field: str, value: Any) -> None:
-        """Check all objects of a field, and all patterns and grammars, at any depth. Raises RequestError."""
-        finished: set[int] = set()
+        """Check all objects of a field, and all patterns and grammars, at any depth. Raises RequestError.
+
+        The tree is walked with a list of what is left, without recursion. Each entry has the key of a node, the node,
+        and the root of the schema that it lies in, to which references are relative; None outside of a schema.
+        """
+        finished: set[int] = set()  # schemas whose references lead to an end, by their id
         pending: list[tuple[str, Any, Any]] = [(field, value, None)]
         count = 0
         while pending:
@@ -113,7 +122,9 @@ class SchemaReader:
             elif isinstance(node, list):
                 pending += ((key, item, root) for item in node if isinstance(item, dict | list))
             elif isinstance(node, dict):
-                if root is None and key in _ROOTS and not (key == "json_schema" and "schema" in node):
+                # A field `json_schema` is the schema itself, or (in OpenAI's API) has it in its field `schema`.
+                has_inner_schema = key == "json_schema" and "schema" in node
+                if root is None and key in _ROOTS and not has_inner_schema:
                     root = node
                 self._read_bounds(field, node)
                 _check_choices(field, node, root, finished)
@@ -123,7 +134,11 @@ class SchemaReader:
                         pending.append((inner, item, root))
 
     def _read_bounds(self, field: str, schema: dict[str, Any]) -> None:
-        """Refuse bounds that contradict each other, are too large or lack an end; count their repetitions."""
+        """Refuse bounds that contradict each other, are too large or lack an end; count their repetitions.
+
+        1. `minItems` and `maxItems`, and those of lengths: a grammar repeats an item or a character so often.
+        2. `minimum` and `maximum`: an open end beside a very large number is what llama.cpp cannot count.
+        """
         for names in _BOUNDS:
             least, most = (schema.get(name) for name in names)
             bounds = [bound for bound in (least, most) if isinstance(bound, _NUMBERS)]
@@ -143,13 +158,15 @@ class SchemaReader:
             raise errors.invalid_schema(field, "a number of 16 digits or more has no end: give it minimum and maximum")
 
     def _read_text(self, field: str, text: str) -> None:
-        """Read a pattern or a grammar.
+        """Check the repetitions in a pattern or a grammar, such as `a{2,5}`. Raises RequestError.
 
-        Repetitions within a repetition multiply: of `((a{2}){3}){4}`, and of `a{2}{3}{4}`. Each group has the largest
-        product within it.
+        Repetitions of a repetition multiply: `((a{2}){3}){4}` and `a{2}{3}{4}` both repeat `a` 24 times. So the text is
+        read sign by sign. `(` opens a group; `)` closes it, and leaves in `product` the largest product within it;
+        `{...}` behind a group or another repetition multiplies this product, and begins a new one elsewhere. Refused
+        are a product that is too large, more work than an engine may get, and too many signs.
         """
         group_products = [1]  # the largest product within the text and within each open group, the innermost last
-        product, previous_end = 1, 0
+        product, previous_end = 1, 0  # of the last group or repetition, and the place where it ends
         for number, match in enumerate(_REPETITION.finditer(text)):
             sign = match[0]
             if number > MOST_OBJECTS:
@@ -185,7 +202,10 @@ class SchemaReader:
         return max(least, most or 0)
 
     def _count_repetitions(self, field: str, repetitions: int, size: int) -> None:
-        """Add the work of so many repetitions, of `size` each; keep the largest number for the choice of engines."""
+        """Add the work of so many repetitions, of `size` elements each; keep the largest number for `check_engines`.
+
+        More than 2000 repetitions cost nothing, because llama.cpp makes no rules for them. Raises RequestError.
+        """
         if repetitions > self.demand.most_repetitions and field not in _TOOLS:
             self.demand = self.demand._replace(most_repetitions=repetitions)
         if repetitions <= _WITHOUT_COST:
@@ -195,12 +215,15 @@ class SchemaReader:
 
 
 def check_engines(demand: SchemaDemand, service: ServiceListener) -> None:
-    """Raise RequestError if an engine of the service would end by the schemas of a request."""
+    """Raise RequestError if the schemas of a request would make an engine of the service crash.
+
+    All engines of the service are checked, as each of its backends may get the request.
+    """
     if demand is NO_SCHEMAS:
         return
     for engine in {backend.engine or "" for backend in service.backends}:
         limits = find_runtime(engine).schema_limits
-        if limits is None:
+        if limits is None:  # this engine survives any schema, or refuses it by itself
             continue
         if demand.has_pattern and not limits.takes_patterns:
             raise errors.dangerous_schema(service.name, f"{engine} may end by a `pattern` of a schema")
@@ -209,7 +232,10 @@ def check_engines(demand: SchemaDemand, service: ServiceListener) -> None:
 
 
 def _check_choices(field: str, schema: dict[str, Any], root: Any, finished: set[int]) -> None:
-    """Refuse a schema with an empty choice, a type named twice, too many properties, or a reference only to itself."""
+    """Refuse a schema with an empty choice, a type named twice, too many properties, or a reference only to itself.
+
+    An empty choice is allowed in tools: some engines take their schemas for examples only. Raises RequestError.
+    """
     types = schema.get("type")
     if field not in _TOOLS and any(schema.get(name) == [] for name in _CHOICES):
         raise errors.invalid_schema(field, f"it leaves no choice: one of {', '.join(_CHOICES)} is empty")
@@ -231,7 +257,10 @@ def _read_count(part: str) -> int | None:
 
 
 def _measure_symbol(text: str, end: int) -> int:
-    """Return the size of what is repeated by a repetition that begins at `end`: a text, a class or one symbol."""
+    """Return the length of what stands before a repetition that begins at `end`, and is repeated by it.
+
+    That is a quoted text or a class, such as `[a-z]`, with its marks; anything else counts as one symbol.
+    """
     while end and text[end - 1].isspace():
         end -= 1
     opening = _SYMBOL_BEGINS.get(text[end - 1 : end])
@@ -242,9 +271,16 @@ def _measure_symbol(text: str, end: int) -> int:
 
 
 def _leads_to_itself(schema: Any, root: Any, path: set[int], finished: set[int]) -> bool:
-    """Decide whether references, and choices of them, lead back to one of the objects in `path`.
+    """Decide whether references lead from a schema back to itself without any content in between.
 
-    What lies within a property or an item ends in time, as a tree does. `finished` has what was followed to its end.
+    Followed are `$ref` and the choices (`allOf`, `anyOf` and so on), each of which stands for the schema itself. What
+    lies within a property or an item is not followed: there an answer grows by a level, so it may end.
+
+    Args:
+        schema: where to begin.
+        root: the schema to which references are relative.
+        path: the ids of the schemas on the way to this one.
+        finished: the ids of schemas that were followed to their end already; more are added.
     """
     if not isinstance(schema, dict) or id(schema) in finished:
         return False
@@ -262,7 +298,7 @@ def _leads_to_itself(schema: Any, root: Any, path: set[int], finished: set[int])
 
 
 def _resolve(root: Any, reference: Any) -> Any:
-    """Return the part of a schema to which a reference points; None if there is none."""
+    """Return the part of a schema to which a reference (`#` and a JSON pointer) points; None if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     target = root

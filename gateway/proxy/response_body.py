@@ -157,12 +157,15 @@ class TokenStream(ResponseBody):
         self._last_events = b""
         """The last events that were counted; with them an engine says that it has failed, or that all has come."""
         self._model = model
+        # The field `model` with its value: as the client gets it, and as the engine most likely sends it, which is
+        # empty if that is not known. One is replaced by the other.
         self._client_field, self._engine_field = _model_fields(model, engine_model)
-        """The field as the engine sends it, or most likely will; empty if that is not known."""
         self._held_back = bytearray()
         """The incomplete line; the beginning of a long one has been passed on."""
         self._reported = TokenCount()
+        """The engine's own count of tokens."""
         self._text_events = 0
+        """The number of events with generated text, which counts the tokens where the engine does not."""
         self._uncounted: list[bytes] = []
         """Lines that are looked through when a count is asked for: the client gets them first."""
 
@@ -180,7 +183,11 @@ class TokenStream(ResponseBody):
         return TokenCount(self._reported.prompt, generated)
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take a chunk from the engine and return what goes to the client now: the complete lines."""
+        """Take a chunk from the engine and return what goes to the client now: the complete lines.
+
+        The incomplete line at the end is held back, as it may have to be rewritten. One that is longer than the limit
+        is passed on in pieces.
+        """
         end = chunk.rfind(b"\n") + 1  # of the complete lines; 0: there are none
         if not end and len(self._held_back) + len(chunk) <= LONGEST_LINE_BYTES:
             self._held_back += chunk
@@ -198,7 +205,8 @@ class TokenStream(ResponseBody):
     def finish(self) -> bytes:
         """Return the incomplete line with which the stream has ended, and the end mark if it lacks only that.
 
-        Set `end` and `unreadable_error`. Of a stream that was cut off the incomplete line is dropped.
+        Set `end`, and `unreadable_error` if the client cannot read the engine's error. If the stream was cut off,
+        return nothing: half a line is no event.
         """
         self._count_tokens()
         complete_events = self._last_events
@@ -207,7 +215,7 @@ class TokenStream(ResponseBody):
         end = self._read_end(self._last_events)
         self.end, self.unreadable_error = end.end, end.unreadable_error
         if end.end is ResponseEnd.CUT_OFF:
-            self._last_events = complete_events  # half a line is no event
+            self._last_events = complete_events
             return b""
         if end.missing_mark:
             return last_line + _separate_event(self._last_events) + end.missing_mark
@@ -232,7 +240,7 @@ class TokenStream(ResponseBody):
         return held
 
     def _count_tokens(self) -> None:
-        """Count the text, and read the reports, in the lines that were passed on since the last count."""
+        """Count the events with text, and read the engine's reports, in the lines since the last count."""
         uncounted = self._uncounted
         while uncounted:
             lines = uncounted.pop(0)
@@ -246,7 +254,8 @@ class TokenStream(ResponseBody):
     def _rewrite(self, lines: bytes) -> bytes:
         """Return lines with the client's name for the model, and keep them to be counted later.
 
-        The form in which the engine writes the field is remembered, so that later lines need no search.
+        A plain replacement of the known field is tried first. If a field `model` is left that is not the client's, the
+        fields are found by an expression; the first one found is remembered, so that later lines need no search.
         """
         self._uncounted.append(lines)
         if self._engine_field:
@@ -278,14 +287,18 @@ class LongJsonResponse:
     """A long response that is one JSON object, rewritten piece by piece for a client whose name for it is `model`."""
 
     def __init__(self, model: str) -> None:
-        self._name = msgspec.json.encode(model)
+        self._name = msgspec.json.encode(model)  # with its quotation marks
         self._held_back = b""
+        """A field `model` that is not complete yet."""
         self._seen_end = b""
         """The end of what has come: a report of tokens may lie in two pieces."""
         self.tokens = TokenCount()
 
     def feed(self, piece: bytes) -> bytes:
-        """Take a piece from the engine and return what goes to the client now."""
+        """Take a piece from the engine and return what goes to the client now: all but an incomplete field `model`.
+
+        A report of tokens may be found twice, here and with the next piece; it replaces the count, so nothing is added.
+        """
         seen = self._seen_end + piece
         if b'"usage"' in seen:
             for usage in _USAGE.finditer(seen):
@@ -302,7 +315,10 @@ class LongJsonResponse:
 
 
 def _find_complete_end(piece: bytes) -> int:
-    """Return the place where an incomplete field `model` begins at the end of a piece; its length if there is none."""
+    """Return the end of what can be passed on of a piece: the begin of a field `model` that the piece cuts, or its end.
+
+    Only the last 8 KiB are searched, because no such field is longer.
+    """
     for match in _MODEL_OR_BEGIN.finditer(piece, max(0, len(piece) - _LONGEST_FIELD_BYTES)):
         if match[1]:  # only an incomplete field has this group
             return match.start()
@@ -407,7 +423,11 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
 
 
 def _replace_model(body: bytes, old: bytes, new: bytes) -> bytes:
-    """Return a JSON object with `new` as its model, whose value was `old`."""
+    """Return a JSON object with `new` as its model, whose value was `old`; both are JSON texts.
+
+    The field is replaced where it stands, if it is the only one of this name and in the usual form; otherwise the whole
+    object is written anew.
+    """
     if old == new:
         return body
     field = b'"model":' + old
@@ -419,7 +439,11 @@ def _replace_model(body: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def _take_over_counts(tokens: TokenCount, body: bytes) -> None:
-    """Replace the counts in `tokens` by those that an event or a response reports; others stay."""
+    """Replace the counts in `tokens` by those that an event or a response reports; counts that it lacks stay.
+
+    The APIs name the counts differently, and Anthropic's and the responses API report them within another object.
+    llama.cpp's `timings` count only without `usage`. A text that cannot be decoded changes nothing.
+    """
     try:
         event = _event.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -105,7 +105,7 @@ def judge_error_in_body(error: bytes) -> ResponseEnd:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ResponseEnd.FAILED
     if isinstance(code, int) and code >= HTTPStatus.BAD_REQUEST:
-        is_refusal = judge_status(code).lesson == "nothing"
+        is_refusal = judge_status(code).lesson == "nothing"  # the status shows nothing bad of the engine
     else:
         is_refusal = isinstance(kind, str) and kind in _REQUEST_ERRORS
     return ResponseEnd.REFUSED if is_refusal else ResponseEnd.FAILED
@@ -114,8 +114,12 @@ def judge_error_in_body(error: bytes) -> ResponseEnd:
 def read_stream_end(tail: bytes, route: str) -> StreamEnd:
     """Return how the stream that ends with `tail` has ended; `route` is the name of the path that was asked.
 
-    An error decides first, then the end mark of the API, then the model's reason for its stop. Quotation marks and ends
-    of lines are escaped in generated text, so no text looks like an event.
+    1. An error in one of the last events: the request or the engine is to blame.
+    2. The end mark of the API, such as `[DONE]`, or an API without one: the stream is complete.
+    3. The model's reason for its stop: the text is complete, and only the mark is missing.
+    4. None of these: the stream was cut off.
+
+    Quotation marks and ends of lines are escaped in generated text, so no text looks like an event.
     """
     if b"error" in tail:
         event_name = b""
@@ -131,9 +135,11 @@ def read_stream_end(tail: bytes, route: str) -> StreamEnd:
                 return StreamEnd(judge_error_in_body(value), unreadable_error=value)
             elif name == b"data" and (error := _find_error(value, is_error_event=event_name == b"error")):
                 # Anthropic's clients look for an event of this name, and OpenAI's for an `error` within the data.
-                is_readable = event_name == b"error" if route == "messages" else error != value
+                is_within_data = error != value
+                is_readable = event_name == b"error" if route == "messages" else is_within_data
                 return StreamEnd(judge_error_in_body(error), unreadable_error=b"" if is_readable else error)
     mark = _END_MARKS.get(route)
+    # The last bytes are searched first, which mostly is enough.
     if mark is None or mark.pattern.search(tail, len(tail) - _MARK_BYTES) or mark.pattern.search(tail):
         return StreamEnd(ResponseEnd.COMPLETE)
     reasons = mark.reasons.findall(tail)
@@ -152,7 +158,11 @@ def render_error_event(error: RequestError, route: str) -> bytes:
 
 
 def _find_error(data: bytes, *, is_error_event: bool) -> bytes:
-    """Return the error in the data of an event, or all the data if the event's name or type is `error`; else b""."""
+    """Return the error that the data of an event has, or b"" if the event is no error.
+
+    Engines put it into a field `error`; or the whole data is the error, if the event's name (`is_error_event`) or the
+    `type` in the data is `error`.
+    """
     if not is_error_event and b'"error"' not in data:
         return b""
     try:

@@ -54,7 +54,9 @@ class ResponsesStream(TokenStream):
         super().__init__(model, engine_model, "responses")
         self._response_id = ""
         self._next_number = 0
+        """The `sequence_number` of the next event."""
         self._lacks_numbers = False
+        """The engine does not number its events, so they are numbered here."""
         self._item_places: dict[str, int] = {}
         """The place in the output of each item that was added, by its id."""
         self._event_name = b""
@@ -68,7 +70,10 @@ class ResponsesStream(TokenStream):
         return b"".join(map(self._complete_line, super()._rewrite(lines).splitlines(keepends=True)))
 
     def _complete_line(self, line: bytes) -> bytes:
-        """Return a line, the data of an event with the fields that it lacks; keep the name of an event for its data."""
+        """Return a line; add the fields that are missing if it is the data of an event.
+
+        A line `event:` has the name of the event whose data comes next, so it is kept.
+        """
         name, _, data = line.partition(b":")
         if name == b"event":
             self._event_name = data.strip()
@@ -79,13 +84,16 @@ class ResponsesStream(TokenStream):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             if len(line) <= LONGEST_LINE_BYTES:
                 return line
-            # The first piece of a long event, of which little more than the name is known.
+            # The first piece of an event that is too long to be held back: only its name is known, by an earlier line.
             number = UNSET if self._lacks_numbers else self._next_number
             event = _Event(type=self._event_name.decode(errors="replace"), sequence_number=number)
         return self._complete_event(event, line) if event.type.startswith("response.") else line
 
     def _complete_event(self, event: _Event, line: bytes) -> bytes:
-        """Return the line of an event with the fields that it lacks; keep what later events and the end need of it."""
+        """Return the line of an event, with the missing fields behind its opening brace; the rest stays as it is.
+
+        Kept for later are the next number, the response's id and error, and the type of an event that ends it.
+        """
         missing = b""
         if event.sequence_number is UNSET:
             missing = b'"sequence_number":%d,' % self._next_number
@@ -104,17 +112,18 @@ class ResponsesStream(TokenStream):
         return begin + brace + missing + rest if missing else line
 
     def _place_event(self, event: _Event) -> bytes:
-        """Return the missing fields that say to which part of which item an event belongs.
+        """Return the missing fields of an event of an item, such as a message or a call of a tool, as JSON text.
 
-        The place of an item that is new is remembered.
+        They are the place of the item in the output, the place of the part in the item, and the list that libraries
+        expect in events of text. A new item gets the next place, which is remembered by its id.
         """
-        key = ((event.item.id or event.item.call_id) if event.item else event.item_id) or ""
-        place = self._item_places.get(key)
+        item_id = ((event.item.id or event.item.call_id) if event.item else event.item_id) or ""
+        place = self._item_places.get(item_id)
         if place is None:
             # An event of an item that was not added belongs to the last one.
             place = len(self._item_places) if event.item else max(0, len(self._item_places) - 1)
             if event.item and place < _MOST_ITEMS:
-                self._item_places[key] = place
+                self._item_places[item_id] = place
         missing = b'"output_index":%d,' % place if event.output_index is UNSET else b""
         if event.content_index is UNSET and event.type.startswith(_EVENTS_OF_A_PART):
             missing += b'"content_index":0,'  # an engine that numbers no parts gives each item one

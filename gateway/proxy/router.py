@@ -49,10 +49,15 @@ class ModelRouter:
         self.tokens: tuple[str, ...] | None = None
         """The router's token, which is valid for every service; None admits programs of this machine only."""
         self._by_name: Mapping[str, Service] = {}
+        """By the full name, `<namespace>/<service>`."""
         self._by_model: Mapping[str, Service] = {}
+        """By the name without the namespace; by the full name where several services share the short one."""
 
     def configure(self, token: str | None, services: Mapping[str, Service]) -> None:
-        """Route to `services`, as they are configured now, for clients with `token`."""
+        """Route to `services`, as they are configured now, for clients with `token`.
+
+        A service is listed by its model, the name without its namespace, if no other service has the same one.
+        """
         self.tokens = None if token is None else (token,)
         self._by_name = dict(services)
         counts = Counter(service.model for service in services.values())

@@ -41,6 +41,7 @@ class Service:
         self._in_flight = in_flight
         self.metrics = ServiceMetrics()
         self._running: set[InferenceRequest] = set()
+        """Requests that wait in the queue or are being answered."""
         self._lone_request: InferenceRequest | None = None
         """The request that has had the service to itself since it came."""
 

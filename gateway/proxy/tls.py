@@ -20,6 +20,8 @@ class ReloadedCertificate:
         self.tls = tls
         self._last_stamp = self._read_stamp()
         self._current = load_certificate(tls)
+        """The context with the current certificate, which is replaced when the files change."""
+        # Listeners keep this one for ever; in each handshake its callback gives the connection the current one.
         self.context = load_certificate(tls)
         self.context.sni_callback = self._select_context
 

@@ -45,17 +45,23 @@ class UpstreamRequest:
         self._exchange = request.exchange
         self._service = service
         self._pool = shared.pool
+        # The health of the backend is judged by its answers, of which this is one.
         self._backend_past = shared.health.observe_backend(backend.uid)
         self._progress = self._backend_past.expect_answer(request.body.content, time.monotonic())
         self._task: asyncio.Task[None] | None = None
+        """Makes a new connection, and sends the request over it."""
         self._connection: UpstreamConnection | None = None
         """From the moment when the request is sent to the end of the response."""
         self._cancelled = False
         self._was_repeated = False
+        """The request was sent again, because the first connection was stale."""
         self._response: ResponseBody = _NO_RESPONSE
+        """Rewrites the body of the response."""
         self._fields = b""
+        """The header fields of the response to the client."""
         self._last_piece = b""
         """The last piece, which is sent with the end."""
+        # Measures of a stream, in which about each event with text is one token.
         self._text_events = 0
         self._first_token_at = self._last_token_at = 0.0
         self._was_blocked = False
@@ -122,9 +128,11 @@ class UpstreamRequest:
             self._request.fail()
 
     def _note_not_accepted(self, error: NotAcceptedError) -> None:
-        """Try another backend, because this one accepts no connection; break off a request that was sent before."""
+        """Try another backend, because this one accepts no connection.
+
+        A request that was sent before over a stale connection is broken off instead: perhaps the backend has got it.
+        """
         if self._was_repeated:
-            # The request was sent once: another backend must not get it as if it had not been.
             self._break_off(str(error))
         else:
             self._note_failure("it accepts no connection")
@@ -153,7 +161,8 @@ class UpstreamRequest:
     def take_head(self, status: int, headers: Headers, piece: bytes) -> None:
         """Choose how to rewrite the response by its status and type, send its beginning to the client, and note it.
 
-        The body of the request is freed, since no other backend gets it now.
+        The body of the request is freed, since no other backend gets it now. An error, and a mere count of tokens, is
+        no answer by whose delay the backend could be judged.
         """
         fields = _read_fields(headers)
         self._request.status = status
@@ -169,7 +178,7 @@ class UpstreamRequest:
             self._response = TokenStream(model, self.backend.model, route)
         self._pass_on(piece)
         self._request.free_body()
-        if status < _FIRST_ERROR_STATUS and route not in paths.COUNTS:
+        if status < _FIRST_ERROR_STATUS and route not in paths.TOKEN_COUNT_ROUTES:
             self._backend_past.note_begin(self._progress, time.monotonic())
         self._note_piece()
 
@@ -179,9 +188,10 @@ class UpstreamRequest:
         self._note_piece()
 
     def _pass_on(self, piece: bytes) -> None:
-        """Send what the client gets of a piece; stop the backend while the client does not read.
+        """Send what the client gets of a piece; stop reading from the backend while the client does not read.
 
-        What comes with the end of the response is held back, and sent with it.
+        The response begins at once or, if its form may turn out to be an error (such as a JSON object), with the first
+        data. Once it has begun, its last piece is held back, and sent together with its end.
         """
         data = self._response.feed(piece) if piece else b""
         exchange = self._exchange
@@ -196,10 +206,10 @@ class UpstreamRequest:
             self._connection.pause_reading()
 
     def _note_piece(self) -> None:
-        """Measure a stream; end the response if enough of an error has come."""
+        """Measure a stream; end a response that is an error, once more of its body would not be used."""
         if self._response.is_stream:
             self._measure_stream()
-        elif self._response.failed and self._connection:  # enough of an error has come: the rest is not read
+        elif self._response.failed and self._connection:
             self._connection.abort()
             self.end_response()
 
@@ -212,7 +222,10 @@ class UpstreamRequest:
             self._request.fail()
 
     def fail_response(self, error: UpstreamBrokeOffError) -> None:
-        """Break off the client's response as the backend broke off, or repeat the request."""
+        """Break off the client's response, because the backend broke off its own.
+
+        If the connection was stale, so that the backend has not seen the request, the request is repeated once instead.
+        """
         self._connection = None
         if error.was_stale and not self._was_repeated and not self._cancelled:
             # Generated text is the only effect of a request, so it may be sent again over another connection.
@@ -222,7 +235,12 @@ class UpstreamRequest:
             self._break_off(str(error))
 
     def _end_response(self) -> None:
-        """Send the end of the response, or the error that it turned out to be, and record the outcome."""
+        """Send the end of the response, or the error that it turned out to be, and record the outcome.
+
+        * An error of which the client has got nothing yet: it is translated, and sent as the response.
+        * A stream without its last event: the client gets an error as its last event, or the connection is broken off.
+        * Else the rest is sent; if it has an error in a form that the client cannot read, that is added in its form.
+        """
         request, exchange, response = self._request, self._exchange, self._response
         last_data = self._last_piece + response.finish()
         if response.failed and not exchange.started:
@@ -251,14 +269,18 @@ class UpstreamRequest:
         if response.end is ResponseEnd.FAILED:
             self._request.error = "engine_error"
             self._note_failure(response.end.value)
-        elif response.end is ResponseEnd.COMPLETE and self._request.route not in paths.COUNTS:
+        elif response.end is ResponseEnd.COMPLETE and self._request.route not in paths.TOKEN_COUNT_ROUTES:
             self._backend_past.note_success(self._progress)
 
     def _note_failure(self, outcome: str) -> None:
         self._backend_past.note_failure(self._progress, outcome, time.monotonic())
 
     def _translate_error(self, response: ResponseBody, body: bytes) -> RequestError:
-        """Return the backend's error in OpenAI's form, and note what it shows of the backend."""
+        """Return the backend's error in OpenAI's form, and note what it shows of the backend.
+
+        It may show that the engine cannot serve any request ("sick"), that it failed on this one ("failure"), or
+        nothing of the engine. An error that was sent under a status of success gets 400 or 500, by who is to blame.
+        """
         request, engine = self._request, self.backend.engine
         status, outcome = request.status, str(request.status)
         if status < _FIRST_ERROR_STATUS:
@@ -276,7 +298,10 @@ class UpstreamRequest:
         return error
 
     def _measure_stream(self) -> None:
-        """Note that the backend is not silent, and the time that the tokens of a stream take."""
+        """Note that the backend is not silent, and observe the time to the first token, or between two tokens.
+
+        While the client does not read, the backend has to wait, so its pauses are not held against it.
+        """
         now = time.monotonic()
         total_events = self._response.text_events
         self._backend_past.note_data(self._progress, now)

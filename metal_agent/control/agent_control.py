@@ -19,11 +19,10 @@ import msgspec
 from devices.sockets import unix_peer_uid
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.control_messages import JSON_FIELDS, ControlRefusal, render_refusal
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import Exchange, RequestHandling
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
 from gateway.http.named_socket import NamedSocket, SocketError
-from gateway.http.server_connection import RequestHandling
 from metal_agent.control.agent_status import AgentStatus, StopAccepted
 from metal_agent.options import StartError
 
@@ -52,7 +51,7 @@ def serve_control(folder: Path, status: Callable[[], AgentStatus], stop: asyncio
 
     times = ConnectionTimes()
     table = ConnectionTable(_CAPS, times.sweep_seconds)
-    listener = HttpListener(RequestHandling(begin, render_refusal), table, times, admits=is_trusted)
+    listener = HttpListener(RequestHandling(begin, render_refusal), table, times, admits_socket=is_trusted)
     try:
         bound = NamedSocket(folder / AGENT_SOCKET)
         bound.take_name()  # in place of the socket of a dead agent

@@ -15,7 +15,7 @@ import structlog
 
 from devices.sockets import unix_listener
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
-from gateway.http.named_socket import UNNAMED_SUFFIX
+from gateway.http.named_socket import TEMPORARY_SUFFIX
 from gateway.proxy.build import BUILD
 from gateway.proxy.config import ProxyState
 from gateway.proxy.control_client import ProxyClient
@@ -132,7 +132,7 @@ class Proxy:
         ended in the middle of a hand-over leaves a newer proxy behind, which takes over or ends.
         """
         # A newer proxy listens at an unnamed socket, then takes the name; in this order it is seen at one of the two.
-        newer = [unix_listener(path) for path in (self._socket.with_suffix(UNNAMED_SUFFIX), self._socket)]
+        newer = [unix_listener(path) for path in (self._socket.with_suffix(TEMPORARY_SUFFIX), self._socket)]
         ending = [unix_listener(path) for path in self._socket.parent.glob(LAST_SOCKET.format(pid="*"))]
         current = self.process.pid if self.process else None
         return frozenset(pid for pid in (current, *newer, *ending) if pid is not None)

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import Exchange, RequestHandling
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
-from gateway.http.server_connection import RequestHandling
 
 Answer = Callable[[AwaitedExchange], Awaitable[None]]
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -14,9 +14,9 @@ class Connection:
     deadline = request_deadline = math.inf
     head_bytes = 0
 
-    def __init__(self, peer: str, *, gives_way: bool) -> None:
+    def __init__(self, peer: str, *, is_replaceable: bool) -> None:
         self._peer = peer
-        self.gives_way = gives_way
+        self.is_replaceable = is_replaceable
         self.asked = 0
         self.closed = False
 
@@ -34,7 +34,7 @@ class Connection:
 
 def connect(table: ConnectionTable, peer: str, *, idle: bool = True) -> Any:
     assert table.admit(peer)
-    connection: Any = Connection(peer, gives_way=idle)
+    connection: Any = Connection(peer, is_replaceable=idle)
     table.add(connection)
     return connection
 
@@ -66,10 +66,10 @@ async def test_longest_idle_connection_of_the_peer_gives_way_without_a_look_at_o
 async def test_connection_with_a_request_since_it_was_idle_does_not_give_way() -> None:
     table = ConnectionTable(ConnectionCaps(total=3, per_peer=3), sweep_seconds=60)
     busy, idle, again = (connect(table, "10.1.0.1") for _ in range(3))
-    busy.gives_way = again.gives_way = False
+    busy.is_replaceable = again.is_replaceable = False
     connect(table, "10.1.0.1", idle=False)
     assert [connection.closed for connection in (busy, idle, again)] == [False, True, False]
-    again.gives_way = True
+    again.is_replaceable = True
     table.mark_waiting(again)
     connect(table, "10.1.0.1", idle=False)
     assert [connection.closed for connection in (busy, again)] == [False, True]
@@ -91,7 +91,7 @@ async def test_idle_connection_behind_busy_ones_is_found_in_one_walk() -> None:
     table._all.waiting = CountedWalks()
     connections = [connect(table, f"10.0.0.{number}") for number in range(100)]
     for connection in connections[:-1]:
-        connection.gives_way = False
+        connection.is_replaceable = False
     assert table.admit("10.0.1.1")
     assert (connections[-1].closed, table._all.waiting.walks) == (True, 1)
     assert not table._all.waiting, "those with a request are forgotten"

@@ -182,7 +182,7 @@ async def test_client_that_is_known_gives_way_to_nobody() -> None:
         clients = [await stack.enter_async_context(connect(server)) for _ in range(3)]
         for client in clients:
             await client.send(ASK % b"/known")
-        await eventually(lambda: not any(connection.gives_way for connection in server.listener._connections))
+        await eventually(lambda: not any(connection.is_replaceable for connection in server.listener._connections))
         async with connect(server) as late:
             assert await late.rest() == b""
         assert not any(client.reader.at_eof() for client in clients)
@@ -314,7 +314,9 @@ async def test_new_connections_take_the_place_of_idle_ones_before_the_caps_are_r
         for _ in range(3):
             client = await stack.enter_async_context(connect(server))
             await client.send(ASK % b"/known")
-        await eventually(lambda: [connection.gives_way for connection in server.listener._connections] == [False] * 3)
+        await eventually(
+            lambda: [connection.is_replaceable for connection in server.listener._connections] == [False] * 3
+        )
         for _ in range(20):
             await stack.enter_async_context(connect(server))
         await eventually(lambda: server.table.accepted == 5)

@@ -328,10 +328,10 @@ def test_work_between_two_pauses_is_bounded(monkeypatch: pytest.MonkeyPatch, kin
     with contextlib.suppress(StopIteration, RequestError):
         next(scan)
         while True:
-            at, values = Recorded.last.at, Recorded.last._values
+            at, values = Recorded.last.position, Recorded.last._value_count
             next(scan)
-            assert Recorded.last.at - at <= 17 * json_scanner._PIECE_BYTES
-            assert Recorded.last._values - values <= 2 * json_scanner._PIECE_BYTES / json_scanner._VALUE_COST_BYTES
+            assert Recorded.last.position - at <= 17 * json_scanner._PIECE_BYTES
+            assert Recorded.last._value_count - values <= 2 * json_scanner._PIECE_BYTES / json_scanner._VALUE_COST_BYTES
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -353,7 +353,7 @@ async def test_large_bodies_take_turns() -> None:
     most = 0
     original = json_scanner.check_encoding
 
-    def counted(text: bytes) -> json_scanner.Pauses:
+    def counted(text: bytes) -> json_scanner.PausingWork:
         nonlocal running, most
         for pause in original(text):
             running += 1
