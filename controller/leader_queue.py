@@ -9,7 +9,7 @@ from controller.benchmarks.host_results import HostResults
 from controller.controller_options import ControllerOptions
 from controller.metrics import PREEMPTED_FOR_PRIORITY, ControllerMetrics
 from controller.placement.actions import Admit
-from controller.placement.admission import Admission
+from controller.placement.admission_loop import Admission
 from controller.placement.admission_parts import AdmissionParts, RoundReport
 from controller.placement.board import Board
 from controller.placement.bound_volumes import BoundVolumes

@@ -8,7 +8,7 @@ nothing is lost when the controller dies between any two lines: the next leader 
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Final
@@ -31,20 +31,18 @@ from controller.placement.queue_events import (
     describe_failure,
     describe_preemption,
 )
-from controller.placement.round_pacer import LONGEST_PAUSE_SECONDS, ProcessorMeter, RoundCause, RoundTrigger
+from controller.placement.round_pacer import LONGEST_PAUSE_SECONDS, ProcessorMeter
 from controller.placement.units import Unit, UnitKey
 from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.vanished_units import VanishedUnits, build_freed_place, is_gone
-from controller.placement.wake_rules import has_waiting_objects, is_decisive
+from controller.placement.wake_rules import has_waiting_objects
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
-from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, WriteSlots
+from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, UnitWrites, WriteSlots
 from controller.reconcile.plan import Leading
 from kube.backoff import backoff_seconds
-from kube.client import Obj
 from kube.errors import ApiError, Unreachable
-from kube.resources import METAL_PROCESSES, PODS, ObjectKey, Resource
-from kube.store import Store
+from kube.resources import PODS, ObjectKey
 
 WRITES_AT_ONCE: Final = 8
 SEEN_SECONDS: Final = 5.0
@@ -64,45 +62,12 @@ REPORTED_TRIES: Final = 3
 log = structlog.get_logger()
 
 
-class Admission:
-    """The leader's loop: waits for changes, plans a round, carries it out."""
+class LeadershipTerm:
+    """State of one leadership term, which ends with it.
 
-    def __init__(self, parts: AdmissionParts) -> None:
-        self._parts = parts
-        self._trigger = RoundTrigger(parts.registry.list_cells)
-        self._is_subscribed = False
-        self._vanished = VanishedUnits()
-
-    def wake(self) -> None:
-        """Ask for another round soon, since something has changed."""
-        self._trigger.make_due(RoundCause.UNIT)
-
-    async def run(self, leading: Leading) -> None:
-        """Plan rounds and carry them out for ever; the first call subscribes to changes of store and cells."""
-        if not self._is_subscribed:
-            leading.store.subscribe(functools.partial(self._wake_on_change, leading.store))
-            self._parts.registry.subscribe(self._trigger.note_cells)
-            self._is_subscribed = True
-        async with asyncio.TaskGroup() as tasks:
-            term = _LeadershipTerm(self._parts, leading, tasks, self.wake, self._vanished)
-            await term.begin()
-            self._trigger.restart()
-            while True:
-                await self._trigger.wait()
-                report = await term.play_round()
-                made, spent_seconds = report.round, report.processor_seconds
-                self._trigger.note_round(made.queue, spent_seconds=spent_seconds, has_decided=bool(made.actions))
-
-    def _wake_on_change(self, store: Store, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Record the place of a unit that vanishes; request a round if the queue's decisions depend on the change."""
-        if resource in {PODS, METAL_PROCESSES}:
-            self._vanished.note_change(resource, old, new)
-        if is_decisive(store, resource, old, new):
-            self._trigger.make_due(RoundCause.UNIT if new is not None else RoundCause.END)
-
-
-class _LeadershipTerm:
-    """State of one leadership term, which ends with it."""
+    The ledger is a ConfigMap that survives this controller. A claim in it is a unit that is being admitted, with its
+    cells (nodes or hosts); a freed place is the queue place of a unit that has ended, which its successor inherits.
+    """
 
     def __init__(
         self,
@@ -112,19 +77,21 @@ class _LeadershipTerm:
         wake: Callable[[], None],
         vanished: VanishedUnits,
     ) -> None:
+        """Start a term without claims or places; `begin` takes over those of the last leader."""
         self._parts, self._leading, self._tasks = parts, leading, tasks
         self._ledger = QueueLedger(leading.client, parts.identity)
         self._wake, self._vanished = wake, vanished
         self._writer = AdmissionWriter(leading)
         self._claims = OpenClaims()
-        self._freed: tuple[FreedPlace, ...] = ()
+        """Admissions that are decided and not known to be written; they reserve room."""
+        self._freed_places: tuple[FreedPlace, ...] = ()
+        """Queue places of ended units, which their successors may inherit."""
         self._unwritten_uids: set[str] = set()
         """uids of the units whose freed places the ledger does not have yet."""
         self._retries = WriteRetries(wake)
         self._unscheduled = UnscheduledPods()
         self._slots = WriteSlots(WRITES_AT_ONCE)
-        self._unanswered: set[str] = set()
-        """uids of units with a write under way, which may hang: no other write of theirs begins meanwhile."""
+        self._writes = UnitWrites(tasks, self._slots, self._retries)
         self._unreported = UnreportedEnds(wake)
         self._events = QueueEventSender(leading)
         self._failed_ledger_writes = 0
@@ -137,15 +104,19 @@ class _LeadershipTerm:
         await self._take_over()
 
     async def _take_over_again(self) -> None:
-        """Pause, then take the ledger over again, after a write of it failed."""
+        """Pause, longer after each failure in a row, then take the ledger over again: a write of it failed."""
         self._failed_ledger_writes += 1
-        # Of two that believe to lead, one that took over before its pause would undo each step of the other.
+        # Two controllers may both believe that they lead: without a pause, each would undo the steps of the other.
         pause = backoff_seconds(self._failed_ledger_writes, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
         await asyncio.sleep(pause)
         await self._take_over()
 
     async def _take_over(self) -> None:
-        """Become the only writer of the ledger, with retries until that succeeds."""
+        """Become the only writer of the ledger, and take over what it says; retry until that succeeds.
+
+        The ledger is incomplete if it was missing or damaged: then claims of the last leader may be lost, so no cell is
+        given away until their writes can no longer arrive. An error that lasts is reported to the services that wait.
+        """
         failures = 0
         while True:
             self._leading.require_leadership()
@@ -164,33 +135,39 @@ class _LeadershipTerm:
                 return
 
     def _adopt(self, inherited: LedgerContent) -> None:
-        """Add another leader's freed places and open claims to ours; a task finishes each claim."""
-        known_uids = {place.unit for place in self._freed}
-        self._freed = (*(place for place in inherited.freed if place.unit not in known_uids), *self._freed)
+        """Add the last leader's freed places and claims to ours; a task for each claim finds out if it was written."""
+        known_uids = {place.unit for place in self._freed_places}
+        new_places = (place for place in inherited.freed if place.unit not in known_uids)
+        self._freed_places = (*new_places, *self._freed_places)
         for uid, claim in self._claims.add(inherited.claims).items():
             self._tasks.create_task(self._finish_uncertain_claim(uid, claim))
 
     async def _await_late_writes(self) -> None:
-        """Wait until no write can arrive any more whose claim the damaged ledger may have lost; then write it anew."""
+        """Wait until writes whose claims the damaged ledger lost can no longer arrive; then write the ledger anew."""
         await self._report_ledger_error(_INCOMPLETE)
         if has_waiting_objects(self._leading.store):
             log.warning("late_writes_awaited", seconds=LATE_WRITE_SECONDS)
             await asyncio.sleep(LATE_WRITE_SECONDS)
-        await self._ledger.write(self._claims.list_all({}), self._freed)
+        await self._ledger.write(self._claims.list_all({}), self._freed_places)
 
     async def _report_ledger_error(self, error: str) -> None:
-        """Report the error to the units that would be admitted now, if the ledger were not refused or incomplete."""
+        """Show the error in the status of each unit that would be admitted now if the ledger were sound."""
         _observed, report = await self._plan(self._list_inheritable())
         uids = (action.unit.uid for action in report.round.actions if isinstance(action, Admit | Nominate))
         failures = dict.fromkeys(uids, error)
         self._parts.on_round(report._replace(round=report.round._replace(actions=()), failures=failures))
 
     async def _finish_uncertain_claim(self, uid: str, claim: Claim) -> None:
-        """Write a claim whose first write may still arrive: that of another leader, or one that was not answered.
+        """Repeat the write of a claim whose first write may still arrive, then release its reserved room.
 
-        The write is repeated with the same cell until it is known to have arrived or to be stale, even if the cell is
-        gone: one of its name may come back and be given to another unit before the first write arrives. If every try
-        fails, the room stays reserved until no late write can arrive any more.
+        The first write was that of another leader, or one of ours without an answer. The cell stays the same even if it
+        is gone: one of its name may come back and be given to another unit before the first write arrives.
+
+        1. Write again, after a fresh read of the objects, until that succeeds, or the unit is stale (gone or changed),
+           or no late write can arrive any more.
+        2. If every try failed, or only a part of a gang is gone, keep the room until no late write can arrive, then
+           read.
+        3. Release the room; after a failure the claim must also leave the ledger.
         """
         loop, failures = asyncio.get_running_loop(), 0
         given_up_at = loop.time() + LATE_WRITE_SECONDS
@@ -215,9 +192,12 @@ class _LeadershipTerm:
         self._release(uid, is_done=outcome != "failed")
 
     async def _write_claim(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
-        """Write a claim once and return the outcome; a failure is noted, and the third in a row is sent as an Event.
+        """Write the cells of a claim into its objects once, and return the outcome.
 
-        A claim of this leader is released afterwards: after a failure, by a task that finds out what was written.
+        admitted: written. stale: the objects changed or are gone, so the next round decides anew. failed: the API
+        refused or did not answer; that is noted for the retry, and the third failure in a row is sent as an Event of
+        the service. If `is_own`, this leader began the claim and its room is released here: at once, or after a failure
+        by a task that first finds out what was written. Otherwise the caller releases it.
         """
         try:
             await self._writer.admit(uid, claim)
@@ -233,7 +213,7 @@ class _LeadershipTerm:
             if is_unanswered:
                 self._claims.expect_late_write(uid, asyncio.get_running_loop().time() + LATE_WRITE_SECONDS)
             if is_own:
-                # A write that was not answered may arrive late, like that of another leader.
+                # A write without an answer may arrive late, so it is repeated; after a refusal, reading is enough.
                 follow_up = self._finish_uncertain_claim if is_unanswered else self._learn_outcome
                 self._tasks.create_task(follow_up(uid, claim))
             return "failed"
@@ -255,7 +235,16 @@ class _LeadershipTerm:
         self._release(uid)
 
     async def play_round(self) -> RoundReport:
-        """Plan one round, write its actions to the ledger, carry them out, and return the report about the round."""
+        """Plan one round, write its actions to the ledger, carry them out, and return the report about the round.
+
+        1. Note the queue places of units that have vanished; those of units that are gone may be inherited.
+        2. Plan, and report the result to the board and the metrics. Ask for another round when time alone changes a
+           decision.
+        3. Annotate pods with the places that they inherit.
+        4. Write the decisions to the ledger first: if this controller dies, the next leader finishes them from there.
+        5. Only then give cells to units, evict, and delete pods that the scheduler refuses. If the ledger was not
+           written, nothing is carried out, and another round decides anew.
+        """
         self._add_vanished()
         inheritable = self._list_inheritable()
         observed, report = await self._plan(inheritable)
@@ -277,7 +266,15 @@ class _LeadershipTerm:
         return report._replace(processor_seconds=report.processor_seconds + meter.seconds)
 
     async def _plan(self, inheritable: Iterable[FreedPlace]) -> tuple[ObservedUnits, RoundReport]:
-        """Read the units and plan one round in a thread; nothing is written to the cluster."""
+        """Read the units and plan one round in a thread; nothing is written to the cluster.
+
+        1. Read the units of the store, in short steps; successors inherit the places in `inheritable`. Add ended
+           processes whose host still reports their memory as taken.
+        2. Subtract the room of open claims (admissions under way) from the cells.
+        3. Leave out units that must not be planned now, and add what the end of each would free of claimed devices.
+        4. Plan in a thread. If a claim's unit is unknown, cells may only seem full: keep nothing but admissions to free
+           cells.
+        """
         loop = asyncio.get_running_loop()
         moment, started, meter = datetime.now(UTC), loop.time(), ProcessorMeter()
         now = moment.timestamp()
@@ -307,17 +304,20 @@ class _LeadershipTerm:
 
     def _list_inheritable(self) -> list[FreedPlace]:
         """Return the freed places whose unit is gone, so that successors may inherit them."""
-        return [place for place in self._freed if is_gone(self._leading.store, place)]
+        return [place for place in self._freed_places if is_gone(self._leading.store, place)]
 
     def _add_vanished(self) -> None:
-        """Add the places of units that have vanished since the last round to the freed places."""
-        known_uids = {place.unit for place in self._freed}
+        """Add the queue places of units that vanished since the last round to those that successors may inherit."""
+        known_uids = {place.unit for place in self._freed_places}
         places = [place for place in self._vanished.take() if place.unit not in known_uids]
-        self._freed = (*self._freed, *places)
+        self._freed_places = (*self._freed_places, *places)
         self._unwritten_uids.update(place.unit for place in places)
 
     async def _observe(self, moment: datetime, freed: Iterable[FreedPlace], meter: ProcessorMeter) -> ObservedUnits:
-        """Return the units of the store, read in short steps so that the event loop stays responsive."""
+        """Return the units of the store, read in short steps so that the event loop stays responsive.
+
+        `freed` are queue places of ended units, which waiting units of the same service inherit.
+        """
         freed_by_service: dict[str, list[str]] = {}
         for place in freed:
             freed_by_service.setdefault(place.service, []).append(place.enqueued_at)
@@ -332,10 +332,15 @@ class _LeadershipTerm:
         return await take_last_step(steps, STEP_SECONDS, meter)
 
     def _list_overdue(self, units: Iterable[Unit]) -> Sequence[OverduePod]:
-        """Return the pods that the scheduler has refused for too long; close cells that refused several namespaces."""
+        """Return the admitted pods that the scheduler has refused for too long: they go back to the queue.
+
+        A unit of an elastic pool (one with an autoscaler) has more time: its node may be on its way. A cell that
+        refused pods of several namespaces is probably the cause, so it is closed for a while.
+        """
         loop, pool_rules = asyncio.get_running_loop(), self._parts.rules().pools
 
         def is_elastic(unit: Unit) -> bool:
+            """Return whether one of the unit's pools has an autoscaler."""
             return any(pool_rules.get(pool, PoolRules()).elastic > 0 for pool in unit.pools)
 
         overdue, again_seconds = self._unscheduled.list_overdue(self._leading.store, units, loop.time(), is_elastic)
@@ -349,14 +354,19 @@ class _LeadershipTerm:
         return [pod for pod in overdue if not self._retries.is_paused(pod.unit.uid, loop.time())]
 
     async def _requeue(self, overdue: Iterable[OverduePod]) -> None:
-        """Delete overdue pods, whose successors then wait in the queue."""
+        """Delete pods that the scheduler has refused for too long: their successors wait in the queue again."""
         for unit, message in overdue:
-            if await self._try_write(unit.uid, unit.key.namespace, self._writer.requeue(unit)):
+            if await self._writes.try_write(unit.uid, unit.key.namespace, self._writer.requeue(unit)):
                 log.info("unit_requeued", unit=str(unit.key), cells=unit.cells, cause=message)
                 self._retries.pause(unit.uid, SEEN_SECONDS)
 
     def _list_plannable(self, units: Iterable[Unit], now: float) -> Iterable[Unit]:
-        """Yield all units but waiting ones that are not assessed, are being admitted, or pause after a failed write."""
+        """Yield the units that this round may decide about: all that run or end, and most that wait.
+
+        Left out are waiting units whose service is not assessed yet (its needs are unknown), that are being admitted,
+        or that pause after a failed write. Yielded units carry the cells that refused them (`refused_by`: tried last;
+        `avoid`: never).
+        """
         for unit in units:
             if unit.state != "waiting":
                 yield unit
@@ -371,7 +381,11 @@ class _LeadershipTerm:
                 yield unit
 
     async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
-        """Write the actions to the ledger; if that fails, take it over again, and return False: drop the actions."""
+        """Write the claims and freed places of a round to the ledger; return whether its actions may be carried out.
+
+        False after a failed write: the ledger has been taken over again, and the next round decides anew. Admissions
+        beyond the ledger's size get no claim, so they are not carried out but planned again.
+        """
         admissions = [action for action in actions if isinstance(action, Admit)]
         claims = build_claims(admissions, self._claims.count_objects())
         if len(claims) < len(admissions):
@@ -380,9 +394,9 @@ class _LeadershipTerm:
         ended = [action.victim for action in actions if isinstance(action, EvictUnit)] + [pod.unit for pod in overdue]
         newly_freed = [build_freed_place(unit) for unit in ended if unit.key.kind != "process"]
         if not claims and not ended and not self._unwritten_uids and not self._claims.must_rewrite_ledger:
-            return True  # nothing is new to the ledger
-        known_uids = {place.unit for place in self._freed}
-        freed_places = (*self._freed, *(place for place in newly_freed if place.unit not in known_uids))
+            return True  # nothing is new to the ledger; only nominations are to be carried out, if anything
+        known_uids = {place.unit for place in self._freed_places}
+        freed_places = (*self._freed_places, *(place for place in newly_freed if place.unit not in known_uids))
         self._claims.must_rewrite_ledger = False
         try:
             await self._ledger.write(self._claims.list_all(claims), freed_places)
@@ -392,13 +406,17 @@ class _LeadershipTerm:
             await self._take_over_again()
             return False
         self._claims.add(claims)
-        self._freed = freed_places
+        self._freed_places = freed_places
         self._unwritten_uids.clear()
         self._failed_ledger_writes = 0
         return True
 
     async def _carry_out(self, made: Round) -> None:
-        """Carry out the actions of a round; a refused write of one unit does not stop the others."""
+        """Admit, nominate and evict as a round decided; a refused write of one unit does not stop the others.
+
+        Returns while writes that hang still go on. A victim is evicted only if the promise to its preemptor was
+        written.
+        """
         admissions = [admit for admit in made.actions if isinstance(admit, Admit) and admit.unit.uid in self._claims]
         with self._parts.admitting() if admissions else contextlib.nullcontext():
             pending = {self._tasks.create_task(self._admit(admission)) for admission in admissions}
@@ -409,9 +427,10 @@ class _LeadershipTerm:
         unpromised: set[str] = set()
 
         async def write_nomination(action: Nominate | WithdrawNomination) -> None:
+            """Write or remove a unit's nomination (its promised cells); note the unit in `unpromised` if that fails."""
             unit = action.unit
             nomination = action.nomination if isinstance(action, Nominate) else None
-            if not await self._try_write(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
+            if not await self._writes.try_write(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
                 unpromised.add(unit.uid)
 
         nominations = (action for action in made.actions if isinstance(action, Nominate | WithdrawNomination))
@@ -422,7 +441,11 @@ class _LeadershipTerm:
                 await self._evict(action)
 
     async def _admit(self, action: Admit) -> None:
-        """Write the admission of a unit if its cells still have room, and report the outcome."""
+        """Write the admission of a unit if its cells still have room, and report the outcome.
+
+        Its claim is in the ledger already, and reserves the cells. It is released if they have no room any more, or if
+        other writes in the namespace hang; else `_write_claim` releases it.
+        """
         unit = action.unit
         outcome: AdmissionOutcome = "stale"
         try:
@@ -442,58 +465,33 @@ class _LeadershipTerm:
         self._parts.on_outcome(outcome)
 
     async def _evict(self, action: EvictUnit) -> None:
-        """Evict a unit, unless that was tried a moment ago, and report it."""
+        """Evict a unit for another one (the preemptor), unless that was tried a moment ago, and report it."""
         victim, preemptor = action.victim, action.preemptor
         if self._retries.is_paused(victim.uid, asyncio.get_running_loop().time()):
             return
         write = self._writer.evict(victim, preemptor)
-        if await self._try_write(victim.uid, victim.key.namespace, write, EVICTION_RETRY_SECONDS):
+        if await self._writes.try_write(victim.uid, victim.key.namespace, write, EVICTION_RETRY_SECONDS):
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
             self._parts.on_preemption(action)
             self._tasks.create_task(self._events.send(victim.service, describe_preemption(victim, preemptor)))
             # The watch shows the end a moment later: it need not be asked for again.
             self._retries.pause(victim.uid, SEEN_SECONDS)
 
-    async def _try_write(
-        self, uid: str, namespace: str, write: Coroutine[object, object, None], longest: float = LAST_RETRY_SECONDS
-    ) -> bool:
-        """Start a write for a unit unless one is under way; return whether it has succeeded within HANG_SECONDS."""
-        if uid in self._unanswered:
-            write.close()
-            return False
-        task = self._tasks.create_task(self._write(uid, namespace, write, longest))
-        done, _ = await asyncio.wait({task}, timeout=HANG_SECONDS)
-        return bool(done) and task.result()
-
-    async def _write(self, uid: str, namespace: str, write: Coroutine[object, object, None], longest: float) -> bool:
-        """Make a write, and return whether it succeeded; a failure pauses the unit for at most `longest` seconds."""
-        self._unanswered.add(uid)
-        try:
-            async with self._slots.hold(namespace):
-                await write
-        except StaleUnit as stale:
-            log.info("decision_stale", unit=uid, cause=str(stale))
-        except (ApiError, Unreachable) as error:
-            self._retries.note_failure(uid, "", error, longest)
-        else:
-            self._retries.forget(uid)
-            return True
-        finally:
-            write.close()
-            self._unanswered.discard(uid)
-        return False
-
     async def _keep_places(self, observed: ObservedUnits, inheritable: Sequence[FreedPlace]) -> None:
-        """Annotate units with inherited places; forget places that none can inherit, and failures of units now gone."""
+        """Annotate units with the places that they inherit; forget spent places, and failures of units now gone.
+
+        A freed place is spent unless `open_places` still has it: a living unit has it, or no replica lacks that could
+        get it. `inheritable` are the freed places that were offered to this round.
+        """
         self._retries.keep_only({*(unit.uid for unit in observed.units), *map(str, observed.places)})
         now = asyncio.get_running_loop().time()
 
         async def annotate(key: UnitKey, place: str) -> None:
             name = ObjectKey(key.namespace, key.name)
-            await self._try_write(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
+            await self._writes.try_write(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
 
         due = [(key, place) for key, place in observed.places.items() if not self._retries.is_paused(str(key), now)]
         await write_at_once(WRITES_AT_ONCE, (functools.partial(annotate, *key_and_place) for key_and_place in due))
         spent = {place for place in inheritable if place.enqueued_at not in observed.open_places.get(place.service, ())}
-        self._freed = tuple(place for place in self._freed if place not in spent)
-        self._unwritten_uids.intersection_update(place.unit for place in self._freed)
+        self._freed_places = tuple(place for place in self._freed_places if place not in spent)
+        self._unwritten_uids.intersection_update(place.unit for place in self._freed_places)

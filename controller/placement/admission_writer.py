@@ -60,17 +60,21 @@ class AdmissionWriter:
     """The writes of one leader."""
 
     def __init__(self, leading: Leading) -> None:
+        """Write as the leader, whose leadership is required right before each write."""
         self._client, self._store = leading.client, leading.store
         self._require_leadership = leading.require_leadership
         self._refusals: dict[str, _EvictionRefusals] = {}
         """Refusals of evictions, by uid of the pod."""
 
     async def admit(self, uid: str, claim: Claim) -> None:
-        """Give each object of a unit its cell; without cells a pod goes to any node with the labels of the claim.
+        """Write its cell into each object of a unit, so that it may start there.
 
-        An object that has its cell already is left as it is.
+        A pod is pinned to its node and loses the queue's gate, which held it back from the scheduler; without cells it
+        goes to any node with the labels of the claim. A MetalProcess is bound to its host. An object that has its cell
+        already is left as it is.
 
-        Raises StaleUnit, ApiError and Unreachable; after the last, the object may have its cell.
+        Raises StaleUnit if an object is gone or changed, ApiError and Unreachable; after the last, the object may have
+        its cell.
         """
         names, cells = claim.objects, claim.cells
         # The name of the node or host for each object; empty if there are no cells.
@@ -82,7 +86,7 @@ class AdmissionWriter:
             if claim.kind != "process":
                 await self._ungate(name, obj, machine, claim.node_labels)
             elif claim.memory_bytes and obj["spec"]["memoryBytes"] > claim.memory_bytes:
-                # No write of another leader can arrive late: it tests the version.
+                # To give up is safe: a late write of another leader fails, since binding tests the resourceVersion.
                 raise StaleUnit(f"{name} needs more memory by now")
             else:
                 await self._bind(name, obj, machine)
@@ -98,9 +102,12 @@ class AdmissionWriter:
         log.info("process_bound", process=str(name), host=host, memory_bytes=process["spec"]["memoryBytes"])
 
     async def _ungate(self, name: ObjectKey, pod: Obj, node: str, node_labels: Labels) -> None:
-        """Pin a pod to its node and remove the queue's gate in one patch; a pod without the gate stays as it is."""
+        """Pin a pod to its node and remove the queue's gate in one patch, so that it can start nowhere else.
+
+        A pod without the gate, which holds it back from the scheduler, stays as it is. Raises as `admit`.
+        """
         if find_gate(pod) is not None and not pod["metadata"].get("annotations"):
-            # A JSON patch cannot add an annotation if it does not know whether the pod has others.
+            # A JSON patch would have to know whether the pod has any annotation: so a merge patch adds one first.
             await self.keep_place("pod", name, format_place(find_own_place(pod)))
             # It may have lost its gate meanwhile.
             pod = self._find(PODS, name)
@@ -142,7 +149,7 @@ class AdmissionWriter:
                 log.info("unit_gone", object=str(name))
 
     async def _evict_pod(self, name: ObjectKey, pod: Obj) -> None:
-        """Evict a pod; delete it if only our own budget refuses, or if budgets have refused for too long.
+        """Evict a pod; delete it if only our own PodDisruptionBudget refuses, or if budgets have refused for too long.
 
         Raises ApiError and Unreachable, also while a budget of a user refuses.
         """
@@ -155,10 +162,10 @@ class AdmissionWriter:
         except ApiError as error:
             if self._is_refused_by_own_budget(pod, error):
                 log.info("own_budget_overruled", pod=str(name))
-            elif error.status not in _REFUSED_BY_BUDGET or not self._is_out_of_patience(uid, now):
-                raise
-            else:
+            elif error.status in _REFUSED_BY_BUDGET and self._is_out_of_patience(uid, now):
                 log.warning("eviction_overruled", pod=str(name), error=str(error))
+            else:
+                raise
             self._require_leadership()
             await self._client.delete(PODS, name.name, name.namespace, uid=uid)
         self._refusals.pop(uid, None)
@@ -241,6 +248,7 @@ class AdmissionWriter:
         return stored
 
     async def _patch(self, resource: Resource, name: ObjectKey, operations: Operations) -> None:
+        """Patch an object by a JSON patch, and put the answer into the store, which the watch would bring later."""
         self._require_leadership()
         self._store.put(resource, await self._client.patch_json(resource, name.name, name.namespace, operations))
 
@@ -271,4 +279,5 @@ async def write_at_once(most: int, writes: Iterable[Callable[[], Awaitable[objec
 
 
 def _resource_of(kind: UnitKind) -> Resource:
+    """Return the resource of a unit's objects: pods also for a gang."""
     return METAL_PROCESSES if kind == "process" else PODS

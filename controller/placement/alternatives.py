@@ -27,10 +27,11 @@ class Alternative(NamedTuple):
 
 
 def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> tuple[Alternative, ...]:
-    """Return, besides the cells that a unit gets, the best free cell of each device class, or why a class has none.
+    """Return the places that a unit might have had instead: one for each device class, for the status of its service.
 
-    Each class is listed once: first those with a free cell, the best first, then the others by name. The class of the
-    unit's own cell is left out if it has no other free cell. There are MOST_ALTERNATIVES at most, and none for a gang.
+    First the classes with a free cell besides the unit's own, the best first; then by name those without, each with the
+    reason. The unit's own class is left out if it has no other free cell. At most MOST_ALTERNATIVES, and none for a
+    gang.
 
     Args:
         search: the room before the unit takes the cells.
@@ -57,6 +58,7 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
         Alternative(search.cells[choice.cell_id].device_class, choice.cell_id, search.score(unit, choice.cell_id))
         for choice in best_first
     ]
+    # A class may have been refused in one pool and be free in another: then it is listed as free only.
     own_class = search.cells[cells[0]].device_class
     refused = [
         Alternative(device_class, refusal=refusal)

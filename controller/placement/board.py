@@ -87,7 +87,11 @@ class _ShownRound(NamedTuple):
     failures: Mapping[str, str]
 
     def list_waiting(self) -> Sequence[Unit]:
-        """Return the waiting units in queue order, including those that the round skipped after a failed write."""
+        """Return the waiting units in queue order.
+
+        The round itself leaves out units that pause after a failed write. They are added here, since they wait as well,
+        but not units that are superseded: a unit of a later spec waits in their stead.
+        """
         if not self.failures:
             return self.round.queue
         planned = {unit.uid for unit in self.round.queue}
@@ -100,6 +104,7 @@ class _PoolQueue:
     """The queue of one pool while it is counted."""
 
     def __init__(self) -> None:
+        """Start with an empty queue: no unit, none ahead by rank, and no need of any lane."""
         self.length = 0
         self.ahead = [0] * len(_PRIORITIES)
         self.needed: dict[Lane, int] = {}
@@ -128,10 +133,13 @@ class Board:
         self._pacer = NoticePacer(on_change, on_move or on_change)
         self._estimator = StartEstimator(on_start)
         self._entries: dict[ObjectKey, _Entry] = {}
+        """By service, its first waiting unit as last shown."""
         self._lengths: dict[str, int] = {}
+        """Length of the queue of each pool."""
         self._victims: dict[str, ObjectKey] = {}
         """The services of units that end for a nominated one, by uid."""
         self._needs: dict[str, tuple[Lane, int]] = {}
+        """By uid of a waiting unit: its pool with the scarce resource, and how much of that it needs."""
         self._cells: Sequence[Cell] = ()
         self._closed: frozenset[str] = frozenset()
         self._counter: RefusalCounter | None = None
@@ -144,8 +152,9 @@ class Board:
         self._evicted: set[str] = set()
         """Units that were evicted since then."""
         self._recalled: set[ObjectKey] = set()
-        """Services that were told the last standing, before the first round."""
+        """Services whose last standing was repeated before the first round of this leader."""
         self._latest: _ShownRound | None = None
+        """The last round; it is shown within a second."""
         self._shown: _ShownRound | None = None
         self.depths: Depths = {}
 
@@ -189,7 +198,12 @@ class Board:
             self._timer = loop.call_later(wait_seconds, self._show_latest)
 
     def _show_latest(self) -> None:
-        """Compute the standings from the latest round, and report the services whose standing has changed."""
+        """Compute the standing of each waiting service from the latest round, and report those that have changed.
+
+        1. Teach the estimator of start times what came, started and ended.
+        2. Find the first waiting unit of each service, and the services that are evicted for it.
+        3. Give changed services to the pacer, which spreads the notices over time.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -220,9 +234,11 @@ class Board:
                 self._show_latest()
 
     def find_standing(self, service: ObjectKey, last: ServiceStanding | None = None) -> ServiceStanding | None:
-        """Return the standing of a service, or None if none of its replicas waits; drop its pending notice of a move.
+        """Return the standing of a service in the queue, or None if none of its replicas waits.
 
-        Before the first round of this leader, it is the `last` one that was reported.
+        It is that of its first waiting replica. The texts are made here and not after each round, since all cells are
+        counted for them. A pending notice that the service has only moved is dropped: its place is being reported now.
+        Before the first round of this leader, the answer is the `last` standing that was reported.
         """
         if self._shown is None:
             if last is not None:
@@ -276,7 +292,16 @@ class Board:
         return self._counter.count(unit)
 
     def _list_entries(self, shown: _ShownRound) -> tuple[dict[ObjectKey, _Entry], dict[str, int]]:
-        """Return the first waiting unit of each service, and the length of each pool's queue; set `depths`."""
+        """Return the first waiting unit of each service as an entry, and the length of each pool's queue; set `depths`.
+
+        The units are visited in queue order, and each queue is summed up on the way:
+
+        1. Skip units that this round admits.
+        2. Note where a unit stands in the queue of its home pool, and what those ahead need of the same scarce resource
+           (a lane), from which the start is estimated.
+        3. Count the unit as ahead of later ones, unless it can never start. What a nominated unit needs is promised
+           already, so it takes nothing of what becomes free.
+        """
         decided, failures = shown.round, shown.failures
         nominated = {action.unit.uid: action.nomination for action in decided.actions if isinstance(action, Nominate)}
         # A unit whose last write failed may fail again: it stays in the queue during each try.
@@ -331,7 +356,10 @@ class Board:
         return self._estimator.estimate(unit, lane, needed, self._now) if can_start else "NoPosition"
 
     def _note_victims(self, entries: Mapping[ObjectKey, _Entry], units: Iterable[Unit]) -> dict[ObjectKey, _Entry]:
-        """Note the services of units that end for nominated ones; return the entries, with when those have ended."""
+        """Remember the services whose units end for nominated ones; add to the entries when all of these have ended.
+
+        The time is left out while the end of one victim is not known.
+        """
         awaited = {
             service: entry.nomination.victims
             for service, entry in entries.items()
@@ -354,7 +382,11 @@ class Board:
     def _report_changes(
         self, entries: Mapping[ObjectKey, _Entry], lengths: Mapping[str, int], *, has_closed_changed: bool
     ) -> None:
-        """Give the pacer each service whose standing differs from the last one: urgent changes, and mere moves."""
+        """Give the pacer each service whose standing differs from the last one.
+
+        `urgent_fields` are reported at once, `moving_fields` when there is time. Closed cells change only texts, so
+        they count as a move.
+        """
         for service, entry in entries.items():
             last = self._entries.get(service)
             if last is None or last.urgent_fields != entry.urgent_fields:
@@ -372,7 +404,10 @@ class Board:
 def find_reason(
     decided: Round, uid: str, nomination: Nomination | None, failures: Container[str] = ()
 ) -> QueueReason | None:
-    """Return why a unit waits, or None if the reason is a mere lack of room.
+    """Return the reason why a unit waits, for its status; None: too little room is free, or all its cells are closed.
+
+    Draining: it waits for its victims to end. HeadOfLine: the cells that it fits on are kept for a unit ahead. Quota: a
+    limit holds it back. NotConsidered: so many are ahead that the round did not look at it.
 
     Args:
         decided: the round.

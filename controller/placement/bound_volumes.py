@@ -56,10 +56,12 @@ class NodeSelection:
     """The nodes with an accelerator, by the terms of a node selector."""
 
     def __init__(self, nodes: Iterable[Obj]) -> None:
+        """Search among these nodes."""
         self._nodes = list(nodes)
         self._by_label: dict[str, dict[str, list[Obj]]] = {}
-        """By key and value, of the keys by which terms select."""
+        """By label key and value; only keys that a term has named so far."""
         self._selected: dict[bytes, frozenset[str]] = {}
+        """Names of the nodes that meet terms, by the terms as JSON."""
 
     def select(self, terms: Sequence[Obj]) -> frozenset[str]:
         """Return the names of the nodes that meet one of the terms; equal terms are compared with the nodes once."""
@@ -72,7 +74,10 @@ class NodeSelection:
         return names
 
     def _narrow(self, term: Obj) -> Iterable[Obj]:
-        """Return the nodes that may meet a term: that of a volume on the disk of a node names it, by a label."""
+        """Return the nodes that may meet a term; all nodes if it has no expression with the operator In.
+
+        A local volume names its node by such an expression: then only nodes with that label value are compared.
+        """
         for expression in term.get("matchExpressions") or ():
             if expression["operator"] == "In":
                 labelled = self._group_by_label(expression["key"])
@@ -100,6 +105,13 @@ class BoundVolumes:
     """
 
     def __init__(self, store: Store, cells: CellRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+        """Answer from the store, and from what `run` or `read_once` reads.
+
+        Args:
+            store: the watch cache.
+            cells: the registry of nodes, among which the volumes' nodes are searched.
+            clock: a monotonic clock in seconds.
+        """
         self._store = store
         self._cells = cells
         self._clock = clock
@@ -110,8 +122,11 @@ class BoundVolumes:
         """No cell has changed since the revision of the nodes was last read."""
         cells.subscribe(self._note_change)
         self._forget_from = _MANY_READ
+        """Number of readings from which on those that nobody needs are forgotten."""
         self._readings: dict[tuple[Resource, ObjectKey], _Reading] = {}
+        """Claims and volumes that were read."""
         self._wanted: dict[tuple[Resource, ObjectKey], None] = {}
+        """Objects to read next."""
         self._is_wanted = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
@@ -120,9 +135,11 @@ class BoundVolumes:
         self._listeners.append(listener)
 
     def find_nodes(self, pod: Obj) -> frozenset[str] | None:
-        """Return the only nodes on which the volumes of a waiting pod can be; None: any node will do.
+        """Return the only nodes on which the volumes of a waiting pod can be mounted; None: any node will do.
 
-        Until `run` has read all that this depends on, the answer is an empty set.
+        For each claim that the pod mounts, both the volume itself and the pods that share it may restrict the nodes;
+        the answer is what all restrictions have in common. Until `run` has read all that this depends on, it is an
+        empty set.
         """
         common: frozenset[str] | None = None
         namespace = pod["metadata"].get("namespace", "")
@@ -160,7 +177,10 @@ class BoundVolumes:
         return claim if isinstance(claim, PersistentVolumeClaim) else None, is_known
 
     def _list_placed(self, claim: str, sharing: Sequence[Obj]) -> Sequence[Obj]:
-        """Return those of the pods that share a claim which have a node; the answer is cached for all waiting pods."""
+        """Return those of the pods that share a claim which have a node.
+
+        The answer is kept in the store until one of the pods changes, as all waiting pods of the claim ask for it.
+        """
 
         def gather() -> Sequence[Obj]:
             return [pod for pod in sharing if find_taken_node(pod)]
@@ -240,6 +260,7 @@ class BoundVolumes:
         self._forget_from = max(_MANY_READ, 2 * len(self._readings))
 
     def _note_change(self) -> None:
+        """Note that a cell has changed, so that the selection of nodes may be outdated."""
         self._is_selection_current = False
 
     def _look_up(
@@ -272,7 +293,7 @@ class BoundVolumes:
         return self._select(volume.node_terms) if volume.node_terms is not None else None
 
     def _select(self, terms: Sequence[Obj]) -> frozenset[str]:
-        """Return the names of the present nodes that meet one of the terms."""
+        """Return the names of the present nodes that meet one of the terms of a volume's node affinity."""
         # To read the revision costs a look at each host, so it is read only after a cell has changed.
         if not self._is_selection_current:
             revision = self._cells.node_revision
@@ -286,8 +307,10 @@ class BoundVolumes:
 def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iterable[Obj]) -> frozenset[str] | None:
     """Return the only nodes on which a pod can join the pods that share its volume; None: any node will do.
 
-    A pod that we keep on one node with others has an affinity for them, by which the scheduler decides. Any other one
-    that mounts a volume of a single node follows those that do not end: the volume of one that ends becomes free.
+    1. A pod that we keep on one node with others has a podAffinity for them, by which the scheduler decides: it must go
+       where they are.
+    2. Any other pod may go anywhere if the volume can be on several nodes, or its access modes are unknown. Else it
+       follows the pods that have the volume and do not end: once they end, the volume becomes free.
 
     Args:
         pod: a pod that waits.
@@ -315,5 +338,6 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iter
 
 
 def _has_labels(pod: Obj, labels: Obj) -> bool:
+    """Return whether a pod has all of these labels; False if there are none, as they would select any pod."""
     there: Obj = pod["metadata"].get("labels") or {}
     return bool(labels) and labels.items() <= there.items()

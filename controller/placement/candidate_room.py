@@ -12,8 +12,8 @@ import msgspec
 
 from controller.placement.admission_parts import RoundReport
 from controller.placement.explanation import RefusalCounter, find_static_refusal
+from controller.placement.found_place import need_key
 from controller.placement.observed_units import FindVolumeNodes
-from controller.placement.place_search import need_key
 from controller.placement.planner import Round
 from controller.placement.refusals import largest_part
 from controller.placement.score import score_cell
@@ -61,7 +61,7 @@ class RoomCounter:
     """Counts the free room after a round; units with equal needs share one count."""
 
     def __init__(self, cells: Sequence[Cell], made: Round, planned: Iterable[Cell]) -> None:
-        """Compare the cells of a round with those of now.
+        """Find out what is free on each cell (node or host): now, minus what the last round has given away.
 
         Args:
             cells: the cells as they are now.
@@ -76,6 +76,7 @@ class RoomCounter:
         self._left_of_cell = {cell.id: _find_left(cell, before.get(cell.id), made) for cell in cells}
         self._refusals: RefusalCounter | None = None
         self._counted: dict[tuple[object, ...], CandidateRoom] = {}
+        """The room for units that are alike, by all that it depends on."""
 
     def count(self, unit: Unit) -> CandidateRoom:
         """Return the room for units like this one, which need not exist."""
@@ -87,7 +88,10 @@ class RoomCounter:
         return self._counted[key]
 
     def _count(self, unit: Unit, need: Amounts) -> CandidateRoom:
-        """Add up the replicas that fit into the cells of a unit's pools, within limits; explain why if none does."""
+        """Add up the replicas that fit into the cells of a unit's pools, within limits; explain why if none does.
+
+        A cell that could run a replica but is closed at the moment counts as feasible, and not as room.
+        """
         replicas, feasible_cells, fastest, classes = 0, 0, 0.0, set[str]()
         speeds = unit.speeds.tokens_per_second
         for pool in unit.pools:
@@ -135,11 +139,18 @@ class RoomCounter:
         return min(free_cells, key=rank, default=None)
 
     def _is_closed_to(self, unit: Unit, cell: str) -> bool:
+        """Return whether a cell was closed to a unit in the last round, since a unit ahead waits for it."""
         closure = self._made.closed.get(cell)
         return closure is not None and closure.holds_back(unit)
 
     def _explain(self, unit: Unit, feasible: int, *, could_run: bool) -> str:
-        """Return in words why no cell has room; `feasible` is the number of cells that could run the unit."""
+        """Return in words why no cell has room.
+
+        Args:
+            unit: the unit of a prospective replica.
+            feasible: cells that could run it if nothing else ran.
+            could_run: there are such cells, or an autoscaler may add one.
+        """
         noun = "host" if isinstance(unit.requirement, HostRequirement) else "node"
         pools = ", ".join(unit.pools)
         if not any(self._by_pool.get(pool) for pool in unit.pools):
@@ -157,11 +168,17 @@ class RoomCounter:
 
 
 def _find_left(cell: Cell, planned: Cell | None, made: Round) -> Amounts:
-    """Return what is free on a cell now, minus what the last round gave away of the cell as `planned`."""
+    """Return what is free on a cell now, minus what the last round has promised of it.
+
+    Args:
+        cell: the cell as it is now.
+        planned: the cell as the round had it; None: the cell is new.
+        made: the round. What it promised is the difference between `planned.free` and what it left.
+    """
     if planned is None or planned.id not in made.left:
         return cell.free
     left = made.left[cell.id]
-    if cell is planned:
+    if cell is planned:  # nothing has changed since the round
         return left
     return subtract_amounts(cell.free, subtract_amounts(planned.free, left))
 
@@ -258,6 +275,7 @@ class CandidateRooms:
         self._expire()
 
     def _expire(self) -> None:
+        """Note that a cell has changed: the room is counted anew at the next look."""
         self._is_outdated = True
         self._changed.set()
 
@@ -276,9 +294,11 @@ class CandidateRooms:
     def _query_counter(
         self, prospect: ProspectiveReplica, ask: Callable[[RoomCounter, Unit], _Answer]
     ) -> _Answer | None:
-        """Return `ask(counter, unit)`, or None as in `count`.
+        """Return `ask(counter, unit)` for a prospective replica, or None if that is unknown so far.
 
-        An outdated counter is used the longer, the more time was spent on it.
+        Unknown are all answers before the first round, and those about a pod whose volumes were not read yet. Counting
+        is costly, so a counter is kept for a while although cells have changed: the longer, the more time was spent on
+        it.
         """
         if self._report is None or (prospect.pod is not None and not self._has_read_volumes(prospect.pod)):
             return None
@@ -317,7 +337,11 @@ class CandidateRooms:
     def _note_room(
         self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]
     ) -> tuple[_ReportedRoom | None, ...]:
-        """Note since when each accelerator has had room; return the room of each, or None if it is unknown."""
+        """Note since when each accelerator has had room for a replica of a service.
+
+        Returns the room on each accelerator in order, None where it is unknown. An accelerator without room loses its
+        time.
+        """
         rooms, since = list[_ReportedRoom | None](), self._free_since.setdefault(service, {})
         for accelerator, prospect in prospects.items():
             room = self.count(prospect)
@@ -336,7 +360,11 @@ class CandidateRooms:
         self._free_since.clear()
 
     async def run(self, _leading: Leading) -> None:
-        """Report each followed service whose room has changed, with at most one look a second, for ever."""
+        """Report each followed service whose room has changed, with at most one look a second, for ever.
+
+        A look at many services lets other tasks run in between; a service that was followed anew meanwhile is left
+        alone.
+        """
         loop = asyncio.get_running_loop()
         self.restart()
         while True:

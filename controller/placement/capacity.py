@@ -136,9 +136,10 @@ def _get_host(store: Store, host: str) -> Obj:
 
 
 def list_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapacity]:
-    """Return the capacity of hosts of the store; each is computed once until the host or a process bound to it changes.
+    """Return the capacity of hosts of the store.
 
-    Raises KeyError for a host that is not in the store.
+    Each is kept in the store (`derive`) until the host, or a process that is bound to it, changes. Raises KeyError for
+    a host that is not in the store.
     """
     capacities = []
     for host in hosts:

@@ -26,11 +26,15 @@ class CellCosts:
     """The costs of all cells."""
 
     def __init__(self) -> None:
+        """Start without any cost."""
         self._costs: dict[str, float] = {}
         self._highest = 0.0
 
     def put(self, cell: str, cost: float | None) -> bool:
-        """Note the cost of a cell, None if it states none; return whether the highest cost of all cells has changed."""
+        """Note the cost of a cell, None if it states none; return whether the highest cost of all cells has changed.
+
+        Costs are shown as a share of the highest one, so then the costs of all cells have to be computed anew.
+        """
         last = self._costs.pop(cell, None)
         if cost is not None:
             self._costs[cell] = cost

@@ -78,12 +78,12 @@ def find_host_closure(capacity: HostCapacity, *, is_alive: bool) -> Closure:
 
 
 def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts:
-    """Return what the cell of a node takes over from it.
+    """Return the facts of a node that its cell is built from: what it has, whether it is closed, its rules for pods.
 
     Args:
         node: the node.
         vendors: the table of accelerators.
-        claimable: the accelerator of its devices that may be claimed; empty if there are none.
+        claimable: the accelerator of its devices that pods get by a ResourceClaim; empty if there are none.
     """
     # A taint that closes the cell for some time must not count as a rule that refuses pods for ever.
     taints = [taint for taint in node["spec"]["taints"] if not taint["key"].startswith(_CONDITION_TAINT)]

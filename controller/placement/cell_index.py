@@ -39,27 +39,33 @@ _Key = tuple[object, ...]
 
 
 class CellIndex:
-    """The cells on which a need fits now, best first."""
+    """The cells on which a need fits now, best first.
+
+    The heap has a key for each cell: first its bound, which is cheap to compute and never worse than the cell, then the
+    key of its evaluated choice. Keys of cells that have changed stay in the heap and are recognised as outdated.
+    """
 
     def __init__(
         self,
         cells: Mapping[str, Cell],
-        changes: list[str],
+        changed_cells: list[str],
         bound: Callable[[str, Cell], CellChoice | None],
         evaluate: Callable[[str, Cell], CellChoice | None],
         likely: Iterable[str],
     ) -> None:
-        """Find a bound for each cell.
+        """Compute a bound for each cell on which the need may fit, and put these into the heap.
 
         Args:
             cells: the cells that could run the need, by `Cell.id`.
-            changes: the log of changed cells, by `Cell.id`, which grows.
-            bound: return a choice that is at least as good as that of the cell, or None if there is certainly none.
-            evaluate: return the choice of a cell, or None if the need does not fit there now.
-            likely: the cells of which the need may fit on one.
+            changed_cells: the shared log of cells that have changed, by `Cell.id`; it grows, and `refresh` reads on in
+                it.
+            bound: returns a choice that is at least as good as that of the cell, or None if there is certainly none.
+            evaluate: returns the choice of a cell, or None if the need does not fit there now.
+            likely: the cells of `cells` on which the need may fit; the others get a bound only once they change.
         """
         self.cells = cells
-        self._bound, self._evaluate, self._changes, self._seen_changes = bound, evaluate, changes, len(changes)
+        self._bound, self._evaluate = bound, evaluate
+        self._changed_cells, self._seen_changes = changed_cells, len(changed_cells)
         self._choices: dict[str, CellChoice | None] = {}
         """By `Cell.id`, the choices that are evaluated already."""
         # The best conceivable key of each cell; a cell that certainly does not do has none.
@@ -68,8 +74,8 @@ class CellIndex:
         heapq.heapify(self._heap)
 
     def refresh(self) -> None:
-        """Forget the choices of the cells that changed since the last call, and find a new bound for each."""
-        for name in dict.fromkeys(self._changes[self._seen_changes :]):
+        """Forget what is known of the cells that have changed since the last call, and put new bounds into the heap."""
+        for name in dict.fromkeys(self._changed_cells[self._seen_changes :]):
             cell = self.cells.get(name)
             if cell is None:
                 continue
@@ -80,7 +86,7 @@ class CellIndex:
             else:
                 self._bounds[name] = choice.key
                 heapq.heappush(self._heap, choice.key)
-        self._seen_changes = len(self._changes)
+        self._seen_changes = len(self._changed_cells)
 
     def find_choice(self, name: str) -> CellChoice | None:
         """Return the choice of one cell, or None if the need does not fit there now."""
@@ -91,9 +97,16 @@ class CellIndex:
         return self._choices[name]
 
     def find_best(self, skipped: Container[str], is_closed: Callable[[str], bool]) -> CellChoice | None:
-        """Return the best cell that is not skipped; closed ones leave the heap for good, skipped ones only this time.
+        """Return the best cell that is neither skipped nor closed to the unit; None if the need fits on none.
 
-        The least key of the heap is a bound, or outdated, or that of a choice. In the last case, no cell is better.
+        The least key of the heap is taken until it is that of an evaluated choice: no other cell is better then, since
+        each bound is at least as good as its cell. A bound is replaced by the key of the evaluated choice; an outdated
+        key is dropped.
+
+        Args:
+            skipped: cells that this unit may not have; they stay in the heap for others.
+            is_closed: returns whether a cell is closed to all units of this need for the rest of the round; such a cell
+                leaves the heap for good.
         """
         put_back: list[_Key] = []
         best: CellChoice | None = None

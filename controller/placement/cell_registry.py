@@ -74,6 +74,7 @@ class CellRegistry:
         is_stale: Callable[[str], bool] = lambda _node: False,
         is_copy: bool = False,
     ) -> None:
+        """Take in what the store has, and follow its changes from now on; see the class for the arguments."""
         self._store = store
         self._is_copy = is_copy
         self._vendors = vendors
@@ -88,23 +89,27 @@ class CellRegistry:
         """By node whose utilization counts: whether its agent was silent when its cell was built."""
         self._pools = read_pools(store, vendors)
         self._taken_by_ours: TakenRoom[ObjectKey] = TakenRoom()
+        """Amounts that our pods hold on each node; `foreign` has those of all other pods."""
         self._benchmarks: Mapping[str, str] = {}
         """The node of each Job whose pod holds no room, by its key in `OWNER_INDEX`."""
         self._nodes: dict[str, NodeFacts] = {}
+        """Facts of each node that has a cell."""
         self._was_alive: dict[str, bool] = {}
         """By host: whether it was alive when its cell was built."""
         self._suspicions: dict[str, _Suspicion] = {}
+        """Cells that are closed for a while since they refused pods, by `Cell.id`."""
         self._marked: dict[str, None] = {}
         """Ids of cells that may have changed, in this order."""
         self._cells: dict[str, Cell] = {}
         self._listed: tuple[Cell, ...] = ()
+        """The cells that are in a pool."""
         self._revision = 0
         self._node_revision = 0
         self._listeners: list[Callable[[], None]] = []
         for resource in (NODES, NODE_FITNESSES, PODS, METAL_HOSTS, RESOURCE_SLICES, RESOURCE_CLAIMS):
             for obj in store.list(resource):
-                self._take_change(resource, None, obj)
-        store.subscribe(self._take_change)
+                self._on_change(resource, None, obj)
+        store.subscribe(self._on_change)
         self.foreign.subscribe(self._mark_nodes)
 
     @property
@@ -161,18 +166,20 @@ class CellRegistry:
         self._mark(cell_id)
 
     def set_benchmarks(self, jobs: Mapping[str, str]) -> None:
-        """Set the benchmark Jobs, which end as soon as a unit is admitted to their node, so their pods hold no room.
+        """Set the benchmark Jobs, whose pods hold no room: they end as soon as a unit is admitted to their node.
 
-        Only who ends them may say so: a tenant may give a pod any label, and any owner in its namespace.
+        Only the controller part that runs and ends these Jobs may name them. A label would not do: a tenant may give a
+        pod any label, and any owner in its namespace.
 
         Args:
-            jobs: the node of each, by its key in `OWNER_INDEX`. A pod that is on another node is not that of the Job.
+            jobs: the node of each Job, by its key in `OWNER_INDEX`, which is namespace and uid. A pod on another node
+                is not that of the Job.
         """
         before, self._benchmarks = self._benchmarks, jobs
         changed_jobs = [job for job in {**before, **jobs} if before.get(job) != jobs.get(job)]
         for job in changed_jobs:
             for pod in self._store.by_index(PODS, OWNER_INDEX, job):
-                self._take_room(pod)
+                self._count_pod_room(pod)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener()` when a cell may have changed, once until cells are read again.
@@ -182,27 +189,30 @@ class CellRegistry:
         """
         self._listeners.append(listener)
 
-    def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+    def _on_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Take in a change of the store: update sums and facts, and mark the cells that it may change."""
         if resource == PODS:
-            self._take_pod(old, new)
+            self._on_pod_change(old, new)
         elif resource == NODES:
-            self._take_node(old, new)
+            self._on_node_change(old, new)
         elif resource == NODE_FITNESSES:
-            self._take_fitness(old, new)
+            self._on_fitness_change(old, new)
         elif resource == ACCELERATOR_POOLS:
-            self._take_pools()
+            self._on_pools_change()
         elif resource in {METAL_HOSTS, METAL_PROCESSES}:
-            self._take_host(resource, old, new)
+            self._on_host_change(resource, old, new)
         elif resource == RESOURCE_SLICES:
-            self._take_slice(old, new)
+            self._on_slice_change(old, new)
         elif resource == RESOURCE_CLAIMS:
             self._mark_nodes(self.devices.take_claim(old, new))
 
-    def _take_pod(self, old: Obj | None, new: Obj | None) -> None:
-        """Update the room and the devices that a pod of ours holds, and mark the nodes concerned."""
+    def _on_pod_change(self, old: Obj | None, new: Obj | None) -> None:
+        """Update the room and the claimed devices that a pod of ours holds, and mark the nodes concerned.
+
+        A pod whose uid has changed was replaced by another one of its name: then the old one has gone as well.
+        """
         if new is not None:
-            self._take_room(new)
+            self._count_pod_room(new)
         elif old is not None:
             self._mark_nodes(self._taken_by_ours.release(object_key(old)))
         if old is not None and (new is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
@@ -210,8 +220,12 @@ class CellRegistry:
         if new is not None:
             self._mark_nodes(self.devices.take_pod(new, is_gone=False))
 
-    def _take_room(self, pod: Obj) -> None:
-        """Count the room that a pod holds on its node, and mark the nodes whose sums change; a benchmark holds none."""
+    def _count_pod_room(self, pod: Obj) -> None:
+        """Count the room that a pod holds on its node, and mark the nodes whose sums change.
+
+        Nothing is counted for a pod without a node, and for that of a benchmark. The controller knows these by their
+        Jobs, a reader (`is_copy`) by their label.
+        """
         key, node = object_key(pod), find_taken_node(pod)
         owner = controller_of(pod) if self._benchmarks else None
         is_of_job = owner is not None and self._benchmarks.get(namespaced(key.namespace, owner["uid"])) == node
@@ -222,14 +236,14 @@ class CellRegistry:
         else:
             self._mark_nodes(self._taken_by_ours.release(key))
 
-    def _take_node(self, old: Obj | None, new: Obj | None) -> None:
+    def _on_node_change(self, old: Obj | None, new: Obj | None) -> None:
         """Take over a node's facts, unless only its heartbeat has changed."""
         node = new or old
         if node is None or (old is not None and new is not None and _is_heartbeat(old, new)):
             return
         self._update_node(node["metadata"]["name"], new)
 
-    def _take_host(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+    def _on_host_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Mark the cell of a host that has changed, or of each host to which a changed process is or was bound."""
         versions = [version for version in (old, new) if version is not None]
         hosts = (
@@ -240,20 +254,26 @@ class CellRegistry:
             if host:
                 self._mark(f"host/{host}")
 
-    def _take_fitness(self, old: Obj | None, new: Obj | None) -> None:
-        """Mark the cell of a node whose report has changed; a heartbeat counts only if utilization does."""
+    def _on_fitness_change(self, old: Obj | None, new: Obj | None) -> None:
+        """Mark the cell of a node whose NodeFitness, the report of its agent, has changed.
+
+        A report that is merely newer counts only if it states the utilization of devices, which grows old with silence.
+        """
         fitness = new or old
         if fitness is None or (old is not None and new is not None and read_facts(old) == read_facts(new)):
             return
         self._mark_nodes((fitness["metadata"]["name"],))
 
-    def _take_slice(self, old: Obj | None, new: Obj | None) -> None:
+    def _on_slice_change(self, old: Obj | None, new: Obj | None) -> None:
         """Take in a change of devices that may be claimed: they alone may make a cell of a node."""
         for name in self.devices.take_slice(old, new):
             self._update_node(name, self._store.get(NODES, name))
 
     def _update_node(self, name: str, node: Obj | None) -> None:
-        """Keep the facts of a node that has a cell, or forget those of one that has none any more; mark the cell."""
+        """Keep the facts of a node that has a cell, or forget those of one that has none any more; mark the cell.
+
+        A node without an accelerator has no cell in the controller, but one in the copy of a reader.
+        """
         facts = read_node(node, self._vendors, self.devices.find_accelerator(name)) if node is not None else None
         if facts is not None and (facts.accelerator or self._is_copy):
             self._nodes[name] = facts
@@ -261,7 +281,7 @@ class CellRegistry:
             return  # it had no cell before either
         self._mark(f"node/{name}")
 
-    def _take_pools(self) -> None:
+    def _on_pools_change(self) -> None:
         """Move cells to the pools that have them now; the status of a pool moves none."""
         pools = read_pools(self._store, self._vendors)
         if pools is not self._pools:
@@ -269,10 +289,12 @@ class CellRegistry:
             self._mark_all()
 
     def _mark_all(self) -> None:
+        """Mark all cells to be built anew."""
         for cell_id in self._cells:
             self._mark(cell_id)
 
     def _mark_nodes(self, names: Iterable[str]) -> None:
+        """Mark the cells of these nodes, as far as they have one, to be built anew."""
         for name in names:
             if name in self._nodes:
                 self._mark(f"node/{name}")
@@ -286,7 +308,11 @@ class CellRegistry:
                 listener()
 
     def _update(self) -> None:
-        """Build all cells that may have changed."""
+        """Build all cells that may have changed.
+
+        Besides those that changes have marked, these are cells about which time decides: a suspicion is over, or an
+        agent has become silent or is back.
+        """
         now = self._clock()
         for cell_id in [cell_id for cell_id, suspicion in self._suspicions.items() if suspicion.until <= now]:
             del self._suspicions[cell_id]
@@ -325,9 +351,10 @@ class CellRegistry:
                 self._suspicions.pop(cell_id, None)
 
     def _build_node(self, name: str) -> Cell | None:
-        """Return the cell of a node, or None if it has none; note its class and cost.
+        """Return the cell of a node, or None if it has none: its facts, minus what pods hold.
 
-        If the highest cost changes, all cells are marked to be built anew.
+        Also notes the node's device class and cost. Costs are shown as a share of the highest of all cells: if that
+        changes, all cells are marked to be built anew.
         """
         facts, cell_id = self._nodes.get(name), f"node/{name}"
         if facts is None:
@@ -372,7 +399,10 @@ class CellRegistry:
             self._mark_all()
 
     def _read_hardware(self, name: str, facts: NodeFacts) -> tuple[ServingDevices, int | None]:
-        """Return one device of a node, and the utilization of its devices in percent if pods share them."""
+        """Return one device of a node, and the utilization of its devices in percent if pods share them.
+
+        If labels and report describe devices of another vendor than the node offers to pods, its device is unknown.
+        """
         stored = self._store.get(NODE_FITNESSES, name)
         decoded = decode_stored(self._store, NODE_FITNESSES, [stored] if stored is not None else [], NodeFitness)
         fitness = decoded[0].status if decoded else None
@@ -396,7 +426,11 @@ class CellRegistry:
         return None if is_stale else sum(stated) // len(stated)
 
     def _build_host(self, name: str) -> Cell | None:
-        """Return the cell of a host, or None if it is gone; as `_build_node`, and note whether the host is alive."""
+        """Return the cell of a host, or None if it is gone.
+
+        Notes its device class and cost, as `_build_node` does, and whether it is alive, so that it is built anew once
+        that changes. A host that is being deleted takes no new processes.
+        """
         stored = self._store.get(METAL_HOSTS, name)
         hosts = decode_stored(self._store, METAL_HOSTS, [stored] if stored is not None else [], MetalHost)
         cell_id = f"host/{name}"
@@ -457,4 +491,5 @@ def _is_heartbeat(old: Obj, new: Obj) -> bool:
 
 
 def _identity(node: Obj) -> tuple[object, ...]:
+    """Return the parts of a node that are no heartbeat and no status."""
     return node["metadata"]["uid"], node["metadata"]["labels"], node["metadata"].get("annotations")

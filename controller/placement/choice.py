@@ -47,11 +47,13 @@ class _Trial:
     """The replicas of each accelerator while they are chosen."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
+        """Start with no replica on each accelerator that is not refused."""
         self.candidates = [candidate for candidate in candidates if not candidate.refusal]
         self.replicas = {candidate.accelerator: 0 for candidate in self.candidates}
 
     @property
     def total(self) -> int:
+        """Number of replicas on all accelerators."""
         return sum(self.replicas.values())
 
     def find_room(self, candidate: Candidate) -> int:
@@ -60,7 +62,10 @@ class _Trial:
         return max(0, candidate.running + candidate.room - planned)
 
     def add(self, wanted: int) -> None:
-        """Add replicas until there are as many as wanted: where there is room, and then where they may wait."""
+        """Add replicas until there are as many as wanted: in order where there is room now.
+
+        The rest is added where it waits: on the first accelerator that could ever run a replica.
+        """
         for candidate in self.candidates:
             self.replicas[candidate.accelerator] += min(self.find_room(candidate), wanted - self.total)
         if self.candidates and self.total < wanted:
@@ -68,7 +73,10 @@ class _Trial:
             self.replicas[waits_for.accelerator] += wanted - self.total
 
     def remove(self, wanted: int) -> None:
-        """Remove replicas until there are as many as wanted: first those that wait, and the last accelerator first."""
+        """Remove replicas until there are as many as wanted: first those that wait, then those that run.
+
+        Of both, replicas of the last accelerators go first, since the service prefers earlier ones.
+        """
         # The first pass leaves each accelerator the replicas that run there; the second one leaves none.
         for keeps_running in (True, False):
             for candidate in reversed(self.candidates):
@@ -87,7 +95,10 @@ class _Trial:
 
 
 def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int] | None) -> dict[str, int]:
-    """Return the replicas of each accelerator that is not refused; their sum is `wanted` unless all are refused.
+    """Return the number of replicas on each accelerator that is not refused; the sum is `wanted`.
+
+    It is empty if all are refused. A replica that runs stays, unless it is not wanted any more, or all are ready and a
+    better accelerator has room.
 
     Args:
         wanted: the replicas of the service.
@@ -103,7 +114,7 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
         trial.replicas[candidate.accelerator] = last.get(candidate.accelerator, 0)
     if trial.total > wanted:
         trial.remove(wanted)
-    # 2. Move replicas that have waited for long to accelerators that have room.
+    # 2. Move replicas that have waited for long (`settled`) to accelerators that have room.
     for candidate in trial.candidates:
         waiting = max(0, trial.replicas[candidate.accelerator] - candidate.running)
         trial.move(candidate, min(waiting, candidate.settled), trial.candidates)
@@ -123,7 +134,11 @@ def _is_settled(trial: _Trial) -> bool:
 
 
 def _move_to_better(trial: _Trial) -> None:
-    """Move one replica to the first accelerator that is better than its own, if any is."""
+    """Move one replica to the first accelerator that is better than its own, if any is.
+
+    Better is one that the service prefers and that has had room for BETTER_SECONDS (`is_better`). The replica is taken
+    from the last accelerator in use. Call it only while all replicas are ready, so that one at a time moves.
+    """
     for position, better in enumerate(trial.candidates):
         later = [candidate for candidate in trial.candidates[position + 1 :] if trial.replicas[candidate.accelerator]]
         if better.is_better and better.room > 0 and later:

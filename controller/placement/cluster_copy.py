@@ -76,6 +76,7 @@ class RightsMissing(Exception):  # noqa: N818 - it names what is missing
     """The user may not read all that a plan needs."""
 
     def __init__(self, refusals: Sequence[Forbidden]) -> None:
+        """Collect the refusals, one for each kind that may not be read."""
         super().__init__("; ".join(map(str, refusals)))
         self.refusals = tuple(refusals)
         """One for each kind."""
@@ -96,12 +97,13 @@ class ClusterCopy:
     """
 
     def __init__(self, settings: QueueSettings = QueueSettings(), view: ClusterView | None = None) -> None:  # noqa: B008
+        """Make a copy from a view that has been read; without a view, an empty one."""
         self.settings = settings
         self.view = view or open_queue_view(settings.pods.vendors)
         self.store, self.registry, self.measured = self.view.store, self.view.registry, self.view.measured
         self.volumes = BoundVolumes(self.store, self.registry)
         self.unread_speeds: tuple[Forbidden, ...] = ()
-        """Refusals of what speeds follow from: the plan then knows fewer of them."""
+        """Errors of kinds, such as NodeFitness, that the user may not read: a plan then knows fewer speeds."""
 
     @property
     def rules(self) -> PlanRules:
@@ -119,7 +121,10 @@ class ClusterCopy:
         return tuple(self.registry.list_cells())
 
     def list_units(self, now: datetime) -> tuple[Unit, ...]:
-        """Return all units as they are now, each with its rules about nodes, also those that run."""
+        """Return all units as they are now, also those that run, for a plan that may move them.
+
+        Each has its rules about nodes, and the claimed devices that its end would free for other needs.
+        """
         observed = observe_units(
             self.store,
             self.settings.pods.vendors,
@@ -143,16 +148,23 @@ class ClusterCopy:
     async def read_volumes(self, client: Client) -> None:
         """Read the volumes of pods, also of those that were put into the copy.
 
+        Which volumes are needed is found by listing the units: each volume that is unknown is noted as wanted. A claim
+        names its volume, so several readings may be needed.
+
         Raises ApiError, Unreachable.
         """
         for _ in range(_READINGS_OF_VOLUMES):
-            # To list the units asks for the volumes that have not been read yet.
+            # Called for its side effect: it notes the volumes that have not been read yet.
             self.list_units(datetime.now(UTC))
             if not await self.volumes.read_once(client):
                 break
 
     def _add_node_rules(self, unit: Unit) -> Unit:
-        """Return a unit with its rules about nodes: the queue keeps none for a pod that has a node."""
+        """Return a unit with its rules about nodes, as they were before the queue pinned its pod to a node.
+
+        The queue itself needs no rules for a pod that has its node, so a unit that runs has none. Units that wait, and
+        those that are no pods, are returned as they are.
+        """
         if unit.state == "waiting" or not isinstance(unit.requirement, NodeRequirement):
             return unit
         key = unit.objects[0]
@@ -169,6 +181,9 @@ class ClusterCopy:
 
 async def copy_reading(client: Client, reading: QueueReading) -> ClusterCopy:
     """Return a copy of the cluster as it was read; the volumes of its pods are read here.
+
+    Of what the user may not read, kinds that decide nothing count as empty. Devices and claims (DRA) are needed only if
+    a service selects devices.
 
     Raises:
         RightsMissing: the user may not read a kind without which nothing can be planned.

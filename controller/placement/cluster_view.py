@@ -83,6 +83,7 @@ class ClusterView:
         is_alive: Callable[[str], bool] | None = None,
         parts: Mapping[Resource, Callable[[Obj], Obj]] = {},
     ) -> None:
+        """Make an empty view; `follow` or `read_once` fills its store. The arguments are those of the class."""
         self.vendors = vendors
         self.kinds = kinds
         self.store = Store()
@@ -114,11 +115,12 @@ class ClusterView:
             self._is_alive,
             clock=self._clock,
             is_stale=self.freshness.is_stale,
-            is_copy=bool(self.kinds),
+            is_copy=bool(self.kinds),  # the controller names no kinds: it fills the store by its own watches
         )
 
     @property
     def _lists(self) -> Sequence[asyncio.Event]:
+        """Return the events that are set once the first list of a kind is in the store."""
         foreign = [self.registry.foreign.synced] if PODS in self._listed else []
         return [*self._listed.values(), *foreign]
 
@@ -168,10 +170,11 @@ class ClusterView:
     def list_machines(self) -> Mapping[str, ViewedMachine]:
         """Return all nodes and hosts by name; a host that has the name of a node is named `host/NAME`.
 
-        Each is built anew only if its cell or report has changed, or its agent has become silent or is back.
+        Building a machine is costly: it is kept unless its cell or the report of its agent has changed, or the agent
+        has become silent or is back.
         """
         stale = self.freshness.list_stale()
-        # Nodes whose agents have become silent, or are back: they are in one of the two sets alone.
+        # Nodes whose agents have become silent, or are back since the last call.
         changed_staleness = stale ^ self._built_as_stale
         changed_names = self._changed_names | changed_staleness
         self._changed_names, self._built_as_stale = set(), stale

@@ -13,6 +13,7 @@ class DeviceClasses:
     """All device classes that nodes and hosts have."""
 
     def __init__(self) -> None:
+        """Start without any cell."""
         self._cells: dict[str, tuple[str, ServingDevices]] = {}
         """By `Cell.id`, its accelerator and one of its devices."""
         self._members: dict[tuple[str, str], dict[ServingDevices, int]] = {}
@@ -59,9 +60,10 @@ class DeviceClasses:
         self.put(cell, "", None)
 
     def _count_in_class(self, accelerator: str, devices: ServingDevices, number: int) -> set[str]:
-        """Add `number` cells, 1 or -1, with these devices to their class; return its accelerator if it may change.
+        """Add `number` cells, 1 or -1, with these devices to their class.
 
-        It can only change when the first cell with such devices comes, or the last one goes.
+        Returns the accelerator of the class, in a set, if the class may change by that: when the first cell with such
+        devices has come, or the last one has gone. Otherwise the set is empty.
         """
         key = accelerator, devices.device_class
         members = self._members.setdefault(key, {})

@@ -28,6 +28,11 @@ class DeviceFeed:
     """
 
     def __init__(self, store: Store, namespaces: Sequence[str] = ()) -> None:
+        """Prepare the watches; `follow` runs them.
+
+        Templates are ours, and always followed. Devices and claims of the whole cluster are followed only once a
+        service selects devices, and not at all by a controller with few namespaces.
+        """
         self._store = store
         self._templates = OptionalKind(RESOURCE_CLAIM_TEMPLATES, OURS, namespaces)
         self._counted = [
@@ -37,11 +42,12 @@ class DeviceFeed:
         store.subscribe(self._take_change)
 
     def _take_change(self, resource: Resource, _old: Obj | None, new: Obj | None) -> None:
+        """Begin to watch devices and claims once a service selects devices."""
         if resource == INFERENCE_SERVICES and new is not None and selects_devices(new):
             self._is_wanted.set()
 
     async def follow(self, client: Client) -> None:
-        """Follow for ever."""
+        """Keep the store equal to the cluster by watches, for ever; see the class for what is watched when."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._templates.follow(client, self._store))
             await self._is_wanted.wait()
@@ -49,7 +55,10 @@ class DeviceFeed:
                 tasks.create_task(kind.follow(client, self._store))
 
     async def settle(self) -> bool:
-        """Wait until the store has what services need of this; return whether devices can be claimed at all."""
+        """Wait until each watched kind was looked for once; return whether pods can claim devices at all.
+
+        They can if the cluster has ResourceClaimTemplates.
+        """
         kinds = [self._templates, *(self._counted if self._is_wanted.is_set() else ())]
         for kind in kinds:
             await kind.settled.wait()

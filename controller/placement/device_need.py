@@ -50,7 +50,11 @@ class DeviceNeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """Name by which the queue counts such devices; needs of different numbers have the same."""
+        """Name by which the queue counts devices that meet the need, such as `gpu.nvidia.com/[memory>=40960Mi]`.
+
+        It stands for the demands alone: needs of different numbers have the same. A long one is cut and ends with a
+        digest.
+        """
         memory = [f"{_MEMORY}>={self.memory_mib}Mi"] if self.memory_mib else []
         text = ", ".join([*memory, *(demand.text for demand in self.demands)])
         if len(text) > _LONGEST_NAME:
@@ -134,6 +138,7 @@ def _quote(text: str) -> str:
 
 
 def _join_alternatives(tests: Sequence[str]) -> str:
+    """Return one expression of CEL that is true if any of the tests is."""
     return tests[0] if len(tests) == 1 else f"({' || '.join(tests)})"
 
 
@@ -149,12 +154,14 @@ def _find_qualified(values: Mapping[str, Any], name: str, driver: str) -> Any:
 
 
 def _read_memory(device: Device, driver: str) -> int:
+    """Return the memory of a device in bytes; 0 if it states none."""
     capacity = _find_qualified(device.capacity, _MEMORY, driver) or {}
     return _parse_bytes(capacity.get("value"))
 
 
 @functools.lru_cache(maxsize=1024)
 def _parse_bytes(quantity: object) -> int:
+    """Return a Kubernetes quantity in bytes; 0 if it is none."""
     return int(parse_quantity(quantity) or 0)
 
 

@@ -72,7 +72,10 @@ def find_need(pod: Obj) -> DeviceNeed | None:
 
 
 def count_need(pod: Obj, *, is_waiting: bool) -> Amounts:
-    """Return the claim of a pod as amounts of a cell."""
+    """Return the devices that a pod claims as amounts of a cell, by name of the need; nothing if it claims none.
+
+    A pod that waits also needs the node's claim slot: see CLAIM_SLOT in `units`.
+    """
     need = find_need(pod)
     if need is None:
         return NOTHING
@@ -92,6 +95,10 @@ class DeviceRegistry:
     """
 
     def __init__(self, vendors: Vendors) -> None:
+        """Start without devices; `take_slice`, `take_claim` and `take_pod` bring them in.
+
+        A need is what a claim asks of each device, such as a least memory. Several needs may be met by one device.
+        """
         self._accelerators = {
             vendor.driver.name: _ClaimableAccelerator(name, any_device(vendor.driver))
             for name, vendor in vendors.items()
@@ -99,25 +106,28 @@ class DeviceRegistry:
         }
         """By name of the driver."""
         self._slices: dict[_PoolKey, dict[str, ResourceSlice]] = {}
-        """By name."""
+        """Slices of each pool by name."""
         self._devices: dict[_PoolKey, Mapping[str, Mapping[DeviceId, Device]]] = {}
-        """By node."""
-        self._pools: dict[str, dict[_PoolKey, None]] = {}
-        """By node."""
-        self._nodes: dict[DeviceId, str] = {}
+        """Devices of each pool by node."""
+        self._pools_on_node: dict[str, dict[_PoolKey, None]] = {}
+        """By node, the pools with devices there."""
+        self._node_of_device: dict[DeviceId, str] = {}
         self._claims: dict[ObjectKey, _AllocatedClaim] = {}
-        self._claims_of: dict[DeviceId, set[ObjectKey]] = {}
+        """Claims of all pods, also of others, that have devices."""
+        self._claims_of_device: dict[DeviceId, set[ObjectKey]] = {}
         self._claim_of_pod: dict[str, ObjectKey] = {}
-        self._pods: dict[str, _ClaimingPod] = {}
-        """Pods of ours that have a node, by uid."""
-        self._pods_of: dict[str, set[str]] = {}
-        """By node."""
+        """By uid of the pod."""
+        self._our_pods: dict[str, _ClaimingPod] = {}
+        """Pods of ours that claim devices and have a node, by uid."""
+        self._pods_on_node: dict[str, set[str]] = {}
+        """By node, the uids of these pods."""
         self._needs: dict[str, DeviceNeed] = {}
         """Needs of pods of ours that exist, by name."""
-        self._wanted_by: dict[str, set[str]] = {}
+        self._uids_by_need: dict[str, set[str]] = {}
         """uids of the pods that have a need, by its name."""
-        self._need_of: dict[str, str] = {}
-        self._matching: dict[str, dict[str, frozenset[DeviceId]]] = {}
+        self._need_of_pod: dict[str, str] = {}
+        """Name of its need, by uid of the pod."""
+        self._matching_devices: dict[str, dict[str, frozenset[DeviceId]]] = {}
         """By node, then by name of the need; found anew after a change of slices."""
 
     def take_slice(self, old: Obj | None, new: Obj | None) -> set[str]:
@@ -135,16 +145,20 @@ class DeviceRegistry:
                 slices.pop(changed.metadata.name, None)
             nodes |= self._locate_devices(key)
         for node in nodes:
-            self._matching.pop(node, None)
+            self._matching_devices.pop(node, None)
         return nodes
 
     def _locate_devices(self, key: _PoolKey) -> set[str]:
-        """Find anew where the devices of a pool are; return the nodes that have, or had, one of them."""
+        """Find anew on which nodes the devices of a pool are; return the nodes that have, or had, one of them.
+
+        A pool here is a set of ResourceSlices of one driver. All of its devices are forgotten first, then noted as its
+        slices have them now.
+        """
         devices_before = self._devices.pop(key, {})
         for node, devices in devices_before.items():
-            del self._pools[node][key]
+            del self._pools_on_node[node][key]
             for device_id in devices:
-                del self._nodes[device_id]
+                del self._node_of_device[device_id]
         by_node: dict[str, dict[DeviceId, Device]] = {}
         for spec, device in _list_devices(self._slices[key].values()):
             # A device that is not on a single node, such as one in the network, is left to the scheduler.
@@ -155,12 +169,12 @@ class DeviceRegistry:
         if not self._slices[key]:
             del self._slices[key]
         for node, devices in by_node.items():
-            self._pools.setdefault(node, {})[key] = None
-            self._nodes |= dict.fromkeys(devices, node)
+            self._pools_on_node.setdefault(node, {})[key] = None
+            self._node_of_device |= dict.fromkeys(devices, node)
         return {*devices_before, *by_node}
 
     def take_claim(self, old: Obj | None, new: Obj | None) -> set[str]:
-        """Note a change of any ResourceClaim; return the nodes of the devices that it has or had."""
+        """Note a change of any ResourceClaim, also of others; return the nodes of the devices that it has or had."""
         obj = new or old
         if obj is None:
             return set()
@@ -170,9 +184,9 @@ class DeviceRegistry:
         if (allocated_claim := self._claims.pop(key, None)) is not None:
             nodes |= self._list_nodes_of(allocated_claim)
             for device in allocated_claim.devices:
-                self._claims_of[device].discard(key)
-                if not self._claims_of[device]:
-                    del self._claims_of[device]
+                self._claims_of_device[device].discard(key)
+                if not self._claims_of_device[device]:
+                    del self._claims_of_device[device]
             if self._claim_of_pod.get(allocated_claim.pod) == key:
                 del self._claim_of_pod[allocated_claim.pod]
         # 2. Note what it has now.
@@ -181,82 +195,95 @@ class DeviceRegistry:
             return nodes
         self._claims[key] = claim
         for device in claim.devices:
-            self._claims_of.setdefault(device, set()).add(key)
+            self._claims_of_device.setdefault(device, set()).add(key)
         if claim.pod:
             self._claim_of_pod[claim.pod] = key
         return nodes | self._list_nodes_of(claim)
 
     def _list_nodes_of(self, claim: _AllocatedClaim) -> set[str]:
-        return {node for device in claim.devices if (node := self._nodes.get(device)) is not None}
+        """Return the nodes of the devices that a claim has, as far as these are known."""
+        return {node for device in claim.devices if (node := self._node_of_device.get(device)) is not None}
 
     def take_pod(self, pod: Obj, *, is_gone: bool) -> set[str]:
-        """Note a change of a pod of ours; return the nodes whose counts of devices may change."""
+        """Note that a pod of ours has come, changed or gone; return the nodes whose counts of devices may change.
+
+        These are the node of the pod, and, if its need is new or the last of its kind has gone, all nodes of the
+        driver.
+        """
         uid: str = pod["metadata"]["uid"]
         need = None if is_gone else find_need(pod)
         nodes = self._take_need(uid, need)
-        if (claiming_pod := self._pods.pop(uid, None)) is not None:
-            self._pods_of[claiming_pod.node].discard(uid)
+        if (claiming_pod := self._our_pods.pop(uid, None)) is not None:
+            self._pods_on_node[claiming_pod.node].discard(uid)
             nodes.add(claiming_pod.node)
         # Tenants make pods with the labels and annotations of ours, but only the queue notes places.
         node = find_taken_node(pod) if need is not None and is_noted(pod) else ""
         if need is not None and node:
-            self._pods[uid] = _ClaimingPod(node, need.name, need.number)
-            self._pods_of.setdefault(node, set()).add(uid)
+            self._our_pods[uid] = _ClaimingPod(node, need.name, need.number)
+            self._pods_on_node.setdefault(node, set()).add(uid)
             nodes.add(node)
         return nodes
 
     def _take_need(self, uid: str, need: DeviceNeed | None) -> set[str]:
-        """Note the need of a pod; return the nodes whose counts change because a need is new or has gone."""
+        """Note the need of a pod, or None if it has none any more.
+
+        Returns the nodes whose counts change: all of the driver, if the need is new or no pod has the earlier one any
+        more.
+        """
         name = need.name if need is not None else ""
-        before = self._need_of.get(uid, "")
+        before = self._need_of_pod.get(uid, "")
         if before == name:
             return set()
         changed = list[DeviceNeed]()
         if before:
-            self._wanted_by[before].discard(uid)
-            if not self._wanted_by[before]:
-                del self._wanted_by[before]
+            self._uids_by_need[before].discard(uid)
+            if not self._uids_by_need[before]:
+                del self._uids_by_need[before]
                 changed.append(self._needs.pop(before))
-            del self._need_of[uid]
+            del self._need_of_pod[uid]
         if need is not None:
-            self._need_of[uid] = name
+            self._need_of_pod[uid] = name
             if name not in self._needs:
                 self._needs[name] = need
                 changed.append(need)
-            self._wanted_by.setdefault(name, set()).add(uid)
+            self._uids_by_need.setdefault(name, set()).add(uid)
         return {node for device_need in changed for node in self._match_need(device_need)}
 
     def _match_need(self, need: DeviceNeed) -> set[str]:
-        """Match all devices with a need that is new, or forget one that is gone; return the nodes of its driver.
+        """Match all devices of its driver with a need that is new, or forget one that is gone; return their nodes.
 
-        No other need is matched anew: that would take as long as there are needs and devices.
+        Whether it is new or gone is seen from `_needs`. The need for a whole device is always counted. No other need is
+        matched anew: that would take as long as there are needs and devices.
         """
         if need.driver not in self._accelerators:
             return set()
         name = need.name
         is_counted = name in self._needs or name == self._accelerators[need.driver].whole_device.name
         nodes = {node for key in self._devices if key.driver == need.driver for node in self._devices[key]}
-        for node in nodes & self._matching.keys():
+        for node in nodes & self._matching_devices.keys():
             if is_counted:
-                self._matching[node][name] = self._list_matching(node, need)
+                self._matching_devices[node][name] = self._list_matching(node, need)
             else:
-                del self._matching[node][name]
+                del self._matching_devices[node][name]
         return nodes
 
     def find_accelerator(self, node: str) -> str:
         """Return the accelerator of the devices that may be claimed on a node; empty if there are none."""
-        return next((self._accelerators[key.driver].name for key in self._pools.get(node, ())), "")
+        return next((self._accelerators[key.driver].name for key in self._pools_on_node.get(node, ())), "")
 
     def count_room(self, node: str) -> tuple[Amounts, Amounts]:
-        """Return the devices of a node in all, and the free ones: their numbers by name of the need and by driver.
+        """Return the devices of a node in all, and the free ones, as amounts.
 
-        Devices of pods whose claims are not allocated yet are not free, whichever these will be.
+        The amounts are numbers of devices by name of each need that they meet, and of whole devices by driver.
+        Subtracted are devices of claims, and those for which a pod is admitted but not allocated yet, whichever these
+        will be. While such a pod exists on a node where needs overlap, the node's one CLAIM_SLOT is taken, so that no
+        other pod is admitted there.
         """
         matching = self._find_matching(node)
         if not matching:
             return NOTHING, NOTHING
         free_devices = self._list_free(node)
-        pending = [self._pods[uid] for uid in self._pods_of.get(node, ()) if uid not in self._claim_of_pod]
+        pending = [self._our_pods[uid] for uid in self._pods_on_node.get(node, ()) if uid not in self._claim_of_pod]
         reserved_for = Counter[str]()
         for pod in pending:
             reserved_for[pod.need] += pod.number
@@ -267,7 +294,7 @@ class DeviceRegistry:
             total[name] = len(devices)
             free[name] = free_numbers[devices] - reserved_for.get(name, 0)
         # By driver.
-        for driver in {key.driver for key in self._pools[node]}:
+        for driver in {key.driver for key in self._pools_on_node[node]}:
             whole_devices = matching[self._accelerators[driver].whole_device.name]
             total[f"{driver}{_WHOLE}"] = len(whole_devices)
             free[f"{driver}{_WHOLE}"] = len(whole_devices & free_devices) - self._sum_pending(pending, driver)
@@ -291,8 +318,12 @@ class DeviceRegistry:
         return False
 
     def add_freed(self, unit: Unit) -> Unit:
-        """Return a unit with what its end frees beside its parts: its devices may also meet needs of other units."""
-        pod = self._pods.get(unit.uid) if unit.state != "waiting" else None
+        """Return a unit with the amounts that its end frees beyond its own parts.
+
+        A device that it has claimed may also meet needs of other units, and is counted for each of them. A unit that
+        ends frees the claim slot as well. Units that wait, or that claim nothing, are returned as they are.
+        """
+        pod = self._our_pods.get(unit.uid) if unit.state != "waiting" else None
         if pod is None:
             return unit
         freed = {CLAIM_SLOT: 1} if unit.state == "ending" else {}
@@ -307,12 +338,12 @@ class DeviceRegistry:
 
     def _find_matching(self, node: str) -> Mapping[str, frozenset[DeviceId]]:
         """Return the devices of a node by the needs that they meet."""
-        pools = self._pools.get(node)
+        pools = self._pools_on_node.get(node)
         if not pools:
             return {}
-        matching = self._matching.get(node)
+        matching = self._matching_devices.get(node)
         if matching is None:
-            matching = self._matching[node] = {}
+            matching = self._matching_devices[node] = {}
             drivers = {key.driver for key in pools}
             whole_devices = {need.name: need for need in (self._accelerators[name].whole_device for name in drivers)}
             for name, need in (whole_devices | self._needs).items():
@@ -325,7 +356,7 @@ class DeviceRegistry:
         return _share(
             frozenset(
                 device_id
-                for key in self._pools[node]
+                for key in self._pools_on_node[node]
                 if key.driver == need.driver
                 for device_id, device in self._devices[key][node].items()
                 if need.matches(device)
@@ -333,9 +364,13 @@ class DeviceRegistry:
         )
 
     def _list_free(self, node: str) -> frozenset[DeviceId]:
-        """Return the devices of a node that no claim has, and of which no allocated partition takes a part."""
+        """Return the devices of a node that are free.
+
+        A device is not free if a claim has it, or if it shares its chip with an allocated partition: both then take
+        from the same set of counters.
+        """
         free: set[DeviceId] = set()
-        for key in self._pools[node]:
+        for key in self._pools_on_node[node]:
             devices = self._devices[key][node]
             taken = {device_id for device_id in devices if self._is_taken(device_id)}
             parts = {part for device_id in taken for part in _list_parts(devices[device_id])}
@@ -348,8 +383,8 @@ class DeviceRegistry:
 
     def _is_taken(self, device: DeviceId) -> bool:
         """Return whether a claim has a device; that of a pod of ours has it until the pod is gone."""
-        claims = (self._claims[key] for key in self._claims_of.get(device, ()))
-        return any(not claim.is_ours or claim.pod in self._pods for claim in claims)
+        claims = (self._claims[key] for key in self._claims_of_device.get(device, ()))
+        return any(not claim.is_ours or claim.pod in self._our_pods for claim in claims)
 
 
 @functools.lru_cache(maxsize=16384)

@@ -71,6 +71,7 @@ def _share_orders(orders: tuple[tuple[str, HostOrders], ...]) -> Mapping[str, Ho
 
 
 def _list_evicting(taints: Iterable[HostTaint]) -> tuple[HostTaint, ...]:
+    """Return the taints that also displace processes which run already: those with the effect NoExecute."""
     return tuple(taint for taint in taints if taint.effect == "NoExecute")
 
 
@@ -145,14 +146,16 @@ def choose_moves(
     capacities: Sequence[HostCapacity],
     now: datetime,
 ) -> set[str]:
-    """Return the uids of the processes of a service that move to a better host, of new ones one at a time.
+    """Return the uids of the processes of a service that move to a better host; of new moves one at a time.
 
-    A move whose replacement has a host goes on, whatever becomes of the request. One whose replacement waits is given
-    up when no host is better any more.
+    1. A move whose replacement has a host goes on, whatever becomes of the request.
+    2. Otherwise moves begin only while the annotation asks for them, and only of processes that are ready and older
+       than the request, so that none moves twice for it.
+    3. A move whose replacement still waits is judged first, and given up when no host is better any more.
 
     Args:
         processes: the processes of the service with the wanted spec.
-        requested_at: the annotation that asks to rebalance the service.
+        requested_at: the annotation that asks to rebalance the service, which is a time.
         demands: the demands of the service on its hosts.
         capacities: the capacity that each live host has left.
         now: the wall clock.
@@ -183,9 +186,11 @@ def _has_better_host(
     requirement: HostRequirement,
     capacities: Sequence[HostCapacity],
 ) -> bool:
-    """Return whether an open host is better than that of a process, in the order in which `CellScore` compares.
+    """Return whether an open host is better for a process than its own: first by fewer siblings there.
 
-    Where the weights are does not count: a host that has just joined has none. False if its own host is not live.
+    Then more free memory decides, then more bandwidth. The own host counts as if the process were gone. Hosts that
+    rejected a sibling are left out. Whether the weights are there does not count: a host that has just joined has none.
+    False if its own host is not live.
     """
     own_host, needed = process.spec.host_name, process.spec.memory_bytes
     others = [sibling for sibling in siblings if sibling is not process]

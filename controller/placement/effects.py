@@ -123,6 +123,7 @@ def build_eviction(pod: Obj) -> Obj:
 
 
 def _add_annotation(obj: Obj, name: str, value: str) -> Operations:
+    """Return the operation that sets an annotation; it makes the map of annotations if there is none."""
     annotations = obj["metadata"].get("annotations")
     if not annotations:
         return [{"op": "add", "path": "/metadata/annotations", "value": {name: value}}]
@@ -130,14 +131,17 @@ def _add_annotation(obj: Obj, name: str, value: str) -> Operations:
 
 
 def _remove_annotation(obj: Obj, name: str) -> Operations:
+    """Return the operation that removes an annotation; none if the object does not have it."""
     if name not in (obj["metadata"].get("annotations") or {}):
         return []
     return [{"op": "remove", "path": f"/metadata/annotations/{_escape(name)}"}]
 
 
 def _test(path: str, value: str) -> Mapping[str, Any]:
+    """Return the operation that makes the whole patch fail unless a field has this value."""
     return {"op": "test", "path": path, "value": value}
 
 
 def _escape(name: str) -> str:
+    """Return a name as a part of a JSON pointer, in which `~` and `/` have a meaning."""
     return name.replace("~", "~0").replace("/", "~1")

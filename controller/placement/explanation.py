@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from controller.placement.place_search import need_key
+from controller.placement.found_place import need_key
 from controller.placement.planner import PlanRules, Round
 from controller.placement.pool_limits import LimitRefusal
 from controller.placement.refusals import (
@@ -54,9 +54,12 @@ class CellExplanation(NamedTuple):
 def explain(unit: Unit, cells: Iterable[Cell], made: Round, rules: PlanRules) -> list[CellExplanation]:
     """Explain for each cell why a waiting unit is not there, and what would help.
 
+    The reason is one that always holds, such as a label (`find_static_refusal`), or else one of this round, such as a
+    pool's limit or too little room.
+
     Args:
         unit: the unit; of a gang, its largest part is compared.
-        cells: the cells of the round.
+        cells: the cells (nodes and hosts) of the round.
         made: the round.
         rules: the rules of the round.
     """
@@ -93,15 +96,20 @@ class RefusalCounter:
     """Counts by reason how many cells refuse a unit; units with equal needs share one count."""
 
     def __init__(self, cells: Iterable[Cell], made: Round) -> None:
+        """Count after a round; nothing is counted before the first `count`.
+
+        Units of one kind get the same verdict of each cell, whatever limits and promises apply to them.
+        """
         self._cells, self._round = {cell.id: cell for cell in cells}, made
         self._verdicts: dict[_Kind, dict[str, _Verdict]] = {}
         """By kind of units, the verdicts of cells by `Cell.id`; the kind that was counted last comes last."""
         self._sorted_cells: dict[_Kind, tuple[Mapping[str, int], Mapping[str, _Feasible]]] = {}
         """By kind of units: how many cells refuse it always, by reason, and the other cells by pool."""
         self._counts: dict[tuple[object, ...], Mapping[str, int]] = {}
+        """The answers of `count`, by all that they depend on."""
 
     def update(self, cells: Iterable[Cell], made: Round) -> None:
-        """Count after this round from now on; unchanged cells are not judged again."""
+        """Count after this round from now on; cells that are as before, with as much left, are not judged again."""
         previous_cells, previous_left = self._cells, self._round.left
         self._cells, self._round = {cell.id: cell for cell in cells}, made
         stale = [
@@ -116,7 +124,11 @@ class RefusalCounter:
         self._counts.clear()
 
     def count(self, unit: Unit) -> Mapping[str, int]:
-        """Return the number of cells by the reason for which they refuse a unit."""
+        """Return the number of cells by the reason for which they refuse a unit.
+
+        The answer is kept by all that it depends on: the kind of the unit, its promise, its rank, and the limits that
+        refuse it.
+        """
         kind = (unit.identity, need_key(largest_part(unit)), unit.pools, unit.avoid)
         # What a limit keeps for others depends on the unit's place in the queue.
         limits = tuple(self._round.limits.find_refusal(unit, pool) for pool in unit.pools)
@@ -127,7 +139,11 @@ class RefusalCounter:
         return counts
 
     def _count(self, unit: Unit, kind: _Kind) -> Mapping[str, int]:
-        """Return the number of cells by reason; for units of one kind, all is counted once but limits and promises."""
+        """Return the number of cells by reason.
+
+        For units of one kind, the cells are judged once. Only in a pool where a limit refuses this unit, or where cells
+        are promised to it, each cell is looked at for the unit itself.
+        """
         if kind not in self._sorted_cells:
             self._sorted_cells[kind] = self._split_cells(unit, kind)
         refused, pools = self._sorted_cells[kind]
@@ -142,7 +158,10 @@ class RefusalCounter:
         return dict(counts)
 
     def _split_cells(self, unit: Unit, kind: _Kind) -> tuple[Mapping[str, int], Mapping[str, _Feasible]]:
-        """Return the counts of the cells that refuse a unit in any case, and all other cells by pool."""
+        """Return how many cells refuse a unit in any case, by reason, and all other cells by pool.
+
+        The others are feasible: each either lacks a resource now (`insufficient`) or has enough left (`roomy`).
+        """
         refused: Counter[str] = Counter()
         shortages_by_pool: dict[str, dict[str, str]] = {}
         verdicts = self._judge_cells(unit, kind)
@@ -163,7 +182,11 @@ class RefusalCounter:
         return refused, feasible
 
     def _judge_cells(self, unit: Unit, kind: _Kind) -> Mapping[str, _Verdict]:
-        """Return the verdict of each cell on units of a kind; kept verdicts are reused, those of the oldest kind go."""
+        """Return the verdict of each cell on units of a kind.
+
+        Verdicts are kept while the cell stays the same, for at most _MOST_KINDS kinds: those of the kind that was asked
+        for least recently are dropped.
+        """
         # The kind that was counted last is put last.
         verdicts = self._verdicts[kind] = self._verdicts.pop(kind, {})
         if len(self._verdicts) > _MOST_KINDS:
@@ -181,7 +204,10 @@ class RefusalCounter:
 
 
 def find_static_refusal(unit: Unit, cell: Cell) -> CellRefusal | None:
-    """Return why a cell refuses a unit whatever else runs there, or None."""
+    """Return why a cell refuses a unit whatever else runs there, or None if it could run it.
+
+    A cell that is closed at the moment, or to be avoided by the unit, refuses it as well.
+    """
     if cell.pool not in unit.pools:
         return CellRefusal(OTHER_POOL)
     if reason := unit.refuse(cell):
@@ -194,13 +220,16 @@ def find_static_refusal(unit: Unit, cell: Cell) -> CellRefusal | None:
 
 
 def find_refusal_now(unit: Unit, cell: str, made: Round, limit: LimitRefusal | None) -> CellRefusal:
-    """Return why a cell that could run a unit does not after a round; FITS if nothing keeps it from there.
+    """Return why a cell that could run a unit does not do so after a round; FITS if nothing keeps it from there.
+
+    In this order: the cell is promised to the unit (NOMINATED), a limit of its pool, too little room, or a unit ahead
+    for which the cell is kept (HEAD_OF_LINE).
 
     Args:
         unit: the unit.
         cell: `Cell.id`.
         made: the round.
-        limit: the limit that keeps the unit out of the pool of the cell.
+        limit: the limit that keeps the unit out of the pool of the cell; None: none does.
     """
     blockage = made.blocked.get(unit.uid)
     if blockage is None and unit.nomination is not None and cell in unit.nomination.cells:

@@ -65,7 +65,10 @@ class QueueForecast(NamedTuple):
 
 
 def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> QueueForecast:
-    """Return the end of the queue's rounds over these cells and units.
+    """Plan round after round, and carry each out in memory, until one decides nothing; return the fate of each unit.
+
+    If only minimum run times hold up a decision, time is advanced until they are over. After MOST_ROUNDS rounds, the
+    forecast is given up as incomplete.
 
     Args:
         cells: the cells.
@@ -86,7 +89,11 @@ def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now
 
 
 def build_successor(unit: Unit) -> Unit:
-    """Return the successor of an evicted unit, which waits at the old place in the queue."""
+    """Return the unit that takes the place of an evicted one: it waits at the old place in the queue, without a cell.
+
+    Its uid is that of the evicted unit with a mark. If it claims devices, it also needs the node's claim slot
+    (CLAIM_SLOT), as each pod that waits does.
+    """
     parts = unit.parts
     # A pod that waits needs a slot for its claim, too.
     if any(map(_count_claimed, parts)):
@@ -112,8 +119,12 @@ def _count_claimed(part: Amounts) -> int:
 def _choose_devices(unit: Unit, free: Sequence[Amounts]) -> Unit:
     """Return a unit as it is once the scheduler has chosen the devices that it claims.
 
-    Which ones is not known. They may be any that would do for other needs on its cells, so its end frees them for these
-    needs, too.
+    It needs no claim slot any more. Which devices it has is not known: they may also meet any other need that the cells
+    count. So for each of these needs, its end is assumed to free as many devices.
+
+    Args:
+        unit: the unit, which gets its cells.
+        free: what is free on each of its cells.
     """
     number = sum(map(_count_claimed, unit.parts))
     if not number:
@@ -127,6 +138,7 @@ class _Future:
     """Cells and units at one moment of a forecast."""
 
     def __init__(self, cells: Iterable[Cell], units: Iterable[Unit], now: float) -> None:
+        """Start with the cells and units as they are now; each unit that does not end has a fate, as of now."""
         self._began, self.now = now, now
         self.cells = {cell.id: cell for cell in cells}
         self.units = {unit.uid: unit for unit in units}
@@ -137,7 +149,7 @@ class _Future:
         }
 
     def apply(self, made: Round) -> bool:
-        """Carry a round out, and end all units that end; return whether anything has changed."""
+        """Carry a round out in memory, and end all units that are ending; return whether anything has changed."""
         before = dict(self.units)
         for action in made.actions:
             match action:
@@ -154,7 +166,10 @@ class _Future:
         return self.units != before
 
     def _admit(self, action: Admit) -> None:
-        """Note that a unit runs on its cells, and end one of the units that it replaces."""
+        """Note that a unit runs on its cells, and end one of the earlier units that it replaces in a rollout.
+
+        What the unit takes is subtracted from its cells: the amounts that its later end would free.
+        """
         free = [self.cells[name].free for name in action.cells]
         unit = msgspec.structs.replace(
             _choose_devices(action.unit, free),
@@ -173,7 +188,11 @@ class _Future:
             self._replace(replaced)
 
     def _nominate(self, unit: Unit, nomination: Nomination | None) -> None:
-        """Set or remove a nomination; end those of its victims that the unit replaces, as their rollout would."""
+        """Set or remove a unit's nomination, the promise of cells once its victims have ended.
+
+        Those of the victims that the unit replaces end now, as their rollout would end them; the others are evicted by
+        actions of their own.
+        """
         self.units[unit.uid] = msgspec.structs.replace(unit, nomination=nomination)
         if nomination is None:
             return
@@ -187,7 +206,10 @@ class _Future:
         self._note(unit, state="ends", cells=())
 
     def _evict(self, action: EvictUnit) -> None:
-        """End a unit, let its successor wait, and note both in the fates of victim and preemptor."""
+        """End a unit, let its successor wait, and note both in the fates of victim and preemptor.
+
+        A fate belongs to the uid that a unit had at first, since it gets another one with each eviction.
+        """
         victim, preemptor = action.victim, action.preemptor
         if victim.uid not in self.units:
             return
@@ -207,9 +229,11 @@ class _Future:
         del self.units[unit.uid]
 
     def _set_free(self, name: str, free: Mapping[str, int]) -> None:
+        """Replace what is free on a cell."""
         self.cells[name] = msgspec.structs.replace(self.cells[name], free=free)
 
     def _note(self, unit: Unit, **changes: Any) -> None:
+        """Change fields of a unit's fate, which belongs to the uid that the unit had at first."""
         uid = first_uid(unit.uid)
         self.fates[uid] = self.fates[uid]._replace(**changes)
 
@@ -250,7 +274,7 @@ def simulate_drain(
 
 
 def list_differences(before: QueueForecast, after: QueueForecast, concerned: Iterable[str]) -> list[UnitFate]:
-    """Return the fates of some units, and of all others whose fate a change would alter, in the order of the queue.
+    """Return the fates that a change would alter, and those of some units in any case; these first, in queue order.
 
     Args:
         before: the forecast without the change.
@@ -263,7 +287,6 @@ def list_differences(before: QueueForecast, after: QueueForecast, concerned: Ite
         for uid, fate in after.fates.items()
         if uid in shown or uid not in before.fates or before.fates[uid].outcome != fate.outcome
     ]
-    # First the units that are shown in any case.
     return sorted(fates, key=lambda fate: (first_uid(fate.unit.uid) not in shown, fate.unit.order))
 
 
@@ -278,7 +301,11 @@ class Wait(NamedTuple):
 
 
 def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
-    """Return why a unit waits at the end of a forecast, in the words of `status.queue`."""
+    """Return why a unit waits at the end of a forecast, in the words of `status.queue`.
+
+    Its position is that in the queue of its first pool, its home. Units that could never start are not in the queue;
+    such a one has position 0.
+    """
     made, home = end.round, fate.unit.pools[:1]
     uid = first_uid(fate.unit.uid)
     queue = [unit for unit in made.queue if unit.pools[:1] == home and not _is_hopeless(made, unit)]
@@ -298,5 +325,6 @@ def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
 
 
 def _is_hopeless(made: Round, unit: Unit) -> bool:
+    """Return whether a unit can never start: no cell could run it, or limits forbid it for good."""
     blockage = made.blocked.get(unit.uid)
     return blockage is not None and not blockage.can_start

@@ -68,6 +68,7 @@ class ForeignPods:
     """The sums, kept equal to the server by a reflection; it is the `WatchCache` of that."""
 
     def __init__(self) -> None:
+        """Start without any pod."""
         self._taken: TakenRoom[bytes] = TakenRoom()
         self._requests: dict[bytes, Amounts] = {}
         self._listeners: list[NodesChanged] = []
@@ -110,7 +111,10 @@ class ForeignPods:
         namespace: str | None = None,  # noqa: ARG002 - as the reflection calls it
         before: Snapshot | None = None,  # noqa: ARG002
     ) -> None:
-        """Replace all pods by these, each as `read` returned it; report the nodes whose sums have changed."""
+        """Replace all pods by these, after a new complete list; report the nodes whose sums have changed.
+
+        `items` are pods in the form that `read` returns.
+        """
         listed: set[bytes] = set()
         changed: set[str] = set()
         for item in items:
@@ -146,6 +150,7 @@ class ForeignPods:
         return bool(changed)
 
     def _report(self, nodes: Iterable[str]) -> None:
+        """Tell the listeners the nodes whose sums have changed; nothing if there are none."""
         if nodes:
             for listener in self._listeners:
                 listener(nodes)
@@ -160,7 +165,10 @@ class ForeignPods:
         }
 
     def _count(self, spec: _Spec) -> Amounts:
-        """Return what a pod takes; equal requests are summed once, since pods of one controller are alike."""
+        """Return what a pod requests in all, by resource.
+
+        Sums are kept by the requests, since all pods of one controller have the same.
+        """
         stated = msgspec.json.encode((spec.containers, spec.init_containers, spec.resources, spec.overhead))
         amounts = self._requests.get(stated)
         if amounts is None:

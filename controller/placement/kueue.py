@@ -114,6 +114,7 @@ class KueueQueues:
     """
 
     def __init__(self, namespaces: Sequence[str] = ()) -> None:
+        """Start without answers; `namespaces` are the only ones to read, none: all."""
         self.local_queues = OptionalKind(LOCAL_QUEUES, "", namespaces)
         self._answers: dict[ObjectKey, KueueAnswer] = {}
 

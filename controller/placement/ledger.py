@@ -75,7 +75,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _may_exist(name: ObjectKey) -> bool:
-    """Return whether an object may have this name; one that cannot be asked for stays unknown for ever."""
+    """Return whether an object may have this name.
+
+    A name that Kubernetes does not allow comes from a damaged ledger. No request can ask for such an object, so its
+    claim could never be finished.
+    """
     try:
         PODS.path(*name)
     except Invalid:
@@ -147,16 +151,20 @@ class QueueLedger:
     """The ledger, with its content as `leader` last wrote it."""
 
     def __init__(self, client: Client, leader: str) -> None:
+        """Start without knowledge of the ledger: `take_over` has to be called first."""
         self._client, self._leader = client, leader
         self._written: _WrittenLedger | None = None
         self._inherited: LedgerContent | None = None
-        """Content that is being taken over: the write may be made, and its answer lost. None before the first."""
+        """Content that another leader left and `take_over` has not returned yet; None before the first."""
 
     async def take_over(self) -> LedgerContent:
-        """Make this leader the one writer, and return what another one, or an earlier term, has left.
+        """Make this leader the one writer of the ledger, and return what another one, or an earlier term, has left.
 
-        Raises as `Client`, and LedgerLost; the next call then returns what was left all the same. It is returned only
-        once: from then on the caller knows better which claims are still open.
+        What is left is returned only once: from then on the caller knows better which claims are open. If writing
+        fails, it is kept, and the next call returns it: the write may have arrived and its answer be lost, so that the
+        ledger looks like our own. A ledger that does not exist is created, and counts as incomplete.
+
+        Raises as `Client`, and LedgerLost if somebody else wrote in between.
         """
         try:
             stored = await self._client.get(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
@@ -213,6 +221,7 @@ def _shorten(content: LedgerContent) -> LedgerContent:
 
 
 def _version(obj: Obj) -> str:
+    """Return the resourceVersion of an object, which changes with each write."""
     version: str = obj["metadata"]["resourceVersion"]
     return version
 

@@ -18,13 +18,20 @@ class LimitVictims:
     """The units that count against each limit, in the order in which they should end."""
 
     def __init__(self, candidates: Candidates, limits: PoolLimits) -> None:
+        """Choose among the units that hold room (`candidates`), by what they use of the limits."""
         self._candidates, self._limits = candidates, limits
         self._sorted_users: dict[LimitKey, Sequence[Unit]] = {}
 
     def find_first(self, preemptor: Unit, pool: str, *, is_patient: bool) -> list[Unit] | None:
-        """Return the units whose end makes room for a unit in all limits of a pool: those first that should end first.
+        """Return the units that should end so that a waiting unit is within all limits of a pool, in this order.
 
-        None: no limit lacks room, the end of others does not help, or all units that may end free too little.
+        Each is of lower priority than the waiting unit, or ends anyway. None if nothing lacks, if the end of others
+        does not help, or if all units that may end free too little.
+
+        Args:
+            preemptor: the unit that waits.
+            pool: the pool.
+            is_patient: count also units that may be evicted only later, when their minimum run time is over.
         """
         lacking_by_limit = self._limits.list_lacking(preemptor, pool)
         if not lacking_by_limit:
@@ -41,13 +48,17 @@ class LimitVictims:
                 picked[victim.uid] = victim
                 # A unit that was picked for one limit may free something of the others, too.
                 for limit_key in still_lacking:
-                    still_lacking[limit_key] -= self._limits.room_of(victim.uid, limit_key)
+                    still_lacking[limit_key] -= self._limits.freed_by(victim.uid, limit_key)
             if still_lacking[key] > 0:
                 return None
         return list(picked.values())
 
-    def add_alike(self, preemptor: Unit, pool: str, first: Sequence[Unit], *, is_patient: bool) -> list[Unit]:
-        """Return `first` and further units that are no more important, since several of these may be on one cell."""
+    def add_further(self, preemptor: Unit, pool: str, first: Sequence[Unit], *, is_patient: bool) -> list[Unit]:
+        """Return `first`, and further units that are no more important: the search for a cell may choose among them.
+
+        Several of them may be on one cell, so that it becomes free without harm to others. If all of `first` end
+        anyway, only units that end anyway are added.
+        """
         evicted_ranks = [unit.rank for unit in first if not self._candidates.is_ending(unit)]
         # If all of them end anyway, only further units that end anyway are added.
         rank = min(evicted_ranks, default=_LOWEST_RANK + 1)
@@ -58,13 +69,14 @@ class LimitVictims:
         return list(by_uid.values())
 
     def _list_victims(self, preemptor: Unit, key: LimitKey, rank: int, *, is_patient: bool) -> Iterator[Unit]:
-        """Yield the units that free something of a limit: those that end first, then the least important and latest.
+        """Yield the units whose end frees something of a limit: first those that end anyway, then the least important.
 
         Args:
             preemptor: the unit that waits.
             key: the limit.
-            rank: the rank of the most important ones that are yielded.
-            is_patient: yield also units that may be evicted later, after all others.
+            rank: the rank of the most important units that are yielded; the larger a rank, the less important is a
+                unit.
+            is_patient: yield also units that may be evicted only later, after all others.
         """
         users = self._sorted_users.get(key)
         if users is None:
@@ -75,7 +87,7 @@ class LimitVictims:
         if is_patient:
             ordered = sorted(ordered, key=self._candidates.seconds_left)
         for unit in ordered:
-            if self._limits.room_of(unit.uid, key) > 0 and self._candidates.may_end(
+            if self._limits.freed_by(unit.uid, key) > 0 and self._candidates.may_end(
                 preemptor, unit, is_patient=is_patient
             ):
                 yield unit

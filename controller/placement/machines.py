@@ -65,7 +65,7 @@ class ViewedMachine(NamedTuple):
 def build_node(
     cell: Cell, hardware: DeviceHardware, report: NodeFitnessStatus | None, vendors: Vendors, *, is_stale: bool
 ) -> ViewedMachine:
-    """Return the machine of a node.
+    """Return a node as a machine: its cell, what its agent reports, and the replicas that could be there.
 
     Args:
         cell: its cell.
@@ -95,7 +95,10 @@ def build_node(
 
 
 def build_host(cell: Cell, report: MetalHostStatus, *, is_stale: bool) -> ViewedMachine:
-    """Return the machine of a host."""
+    """Return a host as a machine: its cell, what its agent reports, and the one replica that could be there.
+
+    There is none if the agent has not reported the free memory.
+    """
     is_known = report.available_bytes is not None
     free = (cell.free[MEMORY],) if is_known else ()
     bases = (describe_host(report),) if is_known else ()
@@ -112,9 +115,13 @@ def build_host(cell: Cell, report: MetalHostStatus, *, is_stale: bool) -> Viewed
 
 
 def list_replicas(bases: Sequence[ServingDevices], free_bytes: Sequence[int]) -> tuple[ServingDevices, ...]:
-    """Return the devices of one further replica for each number of devices that are free.
+    """Return the devices of one further replica on a machine, for each number of devices that are free.
 
     A replica with one device is returned in any case: with no free memory if no device is free.
+
+    Args:
+        bases: the devices of a replica on an idle machine, by their number (1, 2, 4 ...).
+        free_bytes: free memory of each device, the emptiest first.
     """
     replicas = []
     for base in bases:
@@ -152,7 +159,11 @@ def _round_free(base: ServingDevices, free: int) -> int:
 def _describe_room(
     cell: Cell, hardware: DeviceHardware, report: NodeFitnessStatus, memory: int | None
 ) -> tuple[tuple[ServingDevices, ...], tuple[int, ...]]:
-    """Return the replicas of an idle node, and the free memory of each device; empty: they are unknown."""
+    """Return the replicas that an idle node could have, and the free memory of each device now; empty: unknown.
+
+    A node without devices has one replica, on its processor, with the free memory of the node. Of devices that are not
+    shared, as many as pods hold are left out, the fullest: a pod that still loads holds a device that looks empty.
+    """
     if hardware.vendor == "cpu":
         replica = hardware.describe_replica(0)
         if not replica.device_class or memory is None:
@@ -169,7 +180,11 @@ def _describe_room(
 
 
 def _describe_base(hardware: DeviceHardware, count: int) -> ServingDevices:
-    """Return `count` idle devices for a replica; unknown memory is the least that is stated of any device."""
+    """Return `count` idle devices for a replica.
+
+    If no memory is stated for their class, it is the least that any device states. On a node whose devices are
+    partitions, the labels state the memory of one partition.
+    """
     replica = hardware.describe_replica(count, hardware.partition)
     stated = [size for size in hardware.memory_bytes if size is not None]
     # The labels of a node whose devices are partitions state the memory of one partition.
@@ -177,7 +192,11 @@ def _describe_base(hardware: DeviceHardware, count: int) -> ServingDevices:
 
 
 def _list_devices(hardware: DeviceHardware, report: NodeFitnessStatus, count: int) -> list[int]:
-    """Return the free memory of each device by what is observed, the emptiest first, without those of unknown size."""
+    """Return the free memory of each device, the emptiest first, without devices of unknown size.
+
+    If the agent lists the devices, it says what is free. Otherwise `count` devices are assumed, each with its full
+    memory as the labels state it.
+    """
     observed: Sequence[int | None]
     if hardware.lists_devices:
         observed = [

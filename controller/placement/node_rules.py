@@ -32,6 +32,7 @@ class NodeRules:
     """The rules of a pod about its node, read once: they may be long, and each node is compared with them."""
 
     def __init__(self, pod_spec: Obj) -> None:
+        """Read the rules of a pod about its node: nodeSelector, tolerations and required node affinity."""
         self._selector = tuple((pod_spec.get("nodeSelector") or {}).items())
         tolerations = pod_spec.get("tolerations") or ()
         self._tolerated_keys = {
@@ -101,6 +102,7 @@ def matches_term(term: Obj, node: Obj) -> bool:
 
 
 def _read_term(term: Obj) -> _Term:
+    """Return the tests of a node selector term: on labels, and on fields."""
     return _read_tests(term.get("matchExpressions") or ()), _read_tests(term.get("matchFields") or ())
 
 
@@ -125,6 +127,7 @@ def _meets(term: _Term, labels: Mapping[str, str], fields: Mapping[str, str]) ->
 
 
 def _is_absent(values: frozenset[str], value: str | None) -> bool:
+    """Return whether a value is none of these: the operator NotIn, which a missing label meets, too."""
     return value not in values
 
 

@@ -59,7 +59,10 @@ def read_sizes(node: Obj) -> object:
 
 
 def _find_ready(status: Obj) -> list[Obj]:
-    """Return the condition Ready without the time of the last heartbeat; its reason and message only if it is bad."""
+    """Return a node's condition Ready, in a list, without the times that change with each heartbeat.
+
+    Its reason and message are kept only while it is not True, since they are shown then only.
+    """
     return [
         {
             name: condition[name]
@@ -75,6 +78,7 @@ def _build_device_lister(vendors: Vendors) -> Callable[[Obj], list[str]]:
     """Return the function that lists a node's values in the index of devices."""
 
     def list_devices(node: Obj) -> list[str]:
+        """Return `ACCELERATOR=SIZE` for each accelerator of which the node offers whole devices."""
         allocatable: dict[str, str] = node["status"]["allocatable"]
         labels: dict[str, str] = node["metadata"]["labels"]
         return [
@@ -96,7 +100,11 @@ def _list_memory(node: Obj) -> list[str]:
 
 
 def _describe_size(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> str:
-    """Return the memory of a node's devices as in the index: `MIB`, `MIB/PODS` if shared, or empty if unknown."""
+    """Return the memory of a node's devices as it is in the index; empty if it is unknown.
+
+    `MIB` of a device that a pod has alone, or of the share of one if the vendor limits each pod to it; `MIB/PODS` if
+    that many pods share a device without such a limit.
+    """
     share = read_share(accelerator, vendor, labels)
     if share is None:
         mib = read_device_mib(accelerator, vendor, labels)
@@ -116,9 +124,10 @@ class DeviceSizes(NamedTuple):
 
 
 def find_device_sizes(store: Store, accelerator: str) -> DeviceSizes:
-    """Return the memory of the smallest and the largest device of an accelerator on any node.
+    """Return the least and the most memory that a pod may get of one device of an accelerator, on any node.
 
-    Of a device that pods share, each has a part, the larger the more memory any pool promises of it.
+    A pod that shares a device gets a part, which a pool may overcommit: the highest percentage of all pools counts. The
+    most is None if the memory of any device is unknown.
     """
     percent = _find_overcommit_percent(store, accelerator)
     sizes = [
@@ -139,7 +148,12 @@ def _find_overcommit_percent(store: Store, accelerator: str) -> int:
 
 
 def _read_size(text: str, percent: int) -> int:
-    """Return the bytes that a pod may take of a device, by its size in the index: `MIB`, or `MIB/PODS` if shared."""
+    """Return the bytes that a pod may take of a device, by its size in the index: `MIB`, or `MIB/PODS` if shared.
+
+    Args:
+        text: the size.
+        percent: how much of a shared device's memory pods may take together.
+    """
     mib, _, pods = text.partition("/")
     if not pods:
         return int(mib) * MIB

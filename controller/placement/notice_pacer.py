@@ -34,6 +34,7 @@ class NoticePacer:
     """
 
     def __init__(self, notify: Callable[[ObjectKey], None], notify_move: Callable[[ObjectKey], None]) -> None:
+        """Start without notices; see the class for the arguments."""
         self._notify, self._notify_move = notify, notify_move
         self._urgent: dict[ObjectKey, None] = {}
         """Services to tell something urgent, in this order."""
@@ -90,14 +91,18 @@ class NoticePacer:
         self._timer = loop.call_at(min(dues), self.flush) if dues else None
 
     def _report_move(self, now: float) -> None:
-        """Send the notice of the lowest place, apart from services notified within the last second; set the pace."""
+        """Send the notice about the queued move with the lowest place, and set the time of the next one.
+
+        Services that were notified within the last second are passed over; if all were, nothing is sent. A move is due
+        every STEADY_MOVE_SECONDS; after a quiet time, BURST of them may be sent faster, one every MOVE_SECONDS.
+        """
         # One candidate more than were notified is enough: to sort a thousand services takes as long as a write.
         nearest = heapq.nsmallest(len(self._notified_at) + 1, self._moves.items(), key=operator.itemgetter(1))
         service = next((key for key, _place in nearest if key not in self._notified_at), None)
         if service is None:
             return
         del self._moves[service]
-        # After a time without any, BURST moves may be sent faster than at the steady pace.
+        # `_steady_until` is when this move would have been sent at the steady pace; BURST moves may be ahead of that.
         self._steady_until = max(now, self._steady_until) + STEADY_MOVE_SECONDS
         self._next_move_at = max(now + MOVE_SECONDS, self._steady_until - BURST * STEADY_MOVE_SECONDS)
         self._notified_at[service] = now

@@ -119,15 +119,17 @@ def observe_units_in_steps(
     is_queued_by_default: bool,
     find_volume_nodes: FindVolumeNodes,
 ) -> Iterator[ObservedUnits | None]:
-    """Yield None after each service, and at last the units of the store.
+    """Read the pods and processes of the store as units: yield None after each service, and at last the units.
 
-    What is read anew of a service is computed in its step, so that a caller may do other things between two of them.
+    Units are kept for each service until one of its inputs changes; what is read anew is computed in the step of the
+    service, so that a caller may do other things between two steps.
 
     Args:
         store: the watch cache.
         vendors: the table of accelerators.
         now: the wall clock.
-        freed_places: places of evicted units whose objects are gone, by uid of the service, as `format_place` has them.
+        freed_places: queue places of evicted units whose objects are gone, by uid of the service, as texts of
+            `format_place`: waiting units of the service inherit them.
         is_queued_by_default: services that state no mode are in mode Queue.
         find_volume_nodes: finds the nodes of the volumes of a waiting pod.
     """
@@ -148,7 +150,7 @@ def observe_units_in_steps(
         units += service_units.units
         units += [_judge_ending(unit, now.timestamp()) for unit in service_units.ending]
         ends = [unit.ends_by for unit in service_units.ending if unit.ends_by is not None]
-        # The moments from which `_judge_ending` decides otherwise.
+        # The moments from which `_judge_ending` decides otherwise: the queue must be planned again then.
         judged_at += [moment + seconds for moment in ends for seconds in (-MOST_GRACE_SECONDS, LATE_SECONDS)]
         places.update(service_units.places)
         if service is not None and service_units.open_places:
@@ -184,7 +186,10 @@ def _take_steps(steps: Iterator[ObservedUnits | None], seconds: float) -> Observ
 
 
 def _keep_unvisited(store: Store, freed_places: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Return the freed places of services that have no pod or process now, as many as they want replicas."""
+    """Return the freed places of services that have no pod or process now, by uid of the service.
+
+    Their pods may still come. At most as many places are kept as the service wants replicas, the earliest ones.
+    """
     if not freed_places:
         return {}
     services = decode_stored(store, INFERENCE_SERVICES, store.list(INFERENCE_SERVICES), QueuedServiceObject)
@@ -195,7 +200,11 @@ def _keep_unvisited(store: Store, freed_places: Mapping[str, Sequence[str]]) -> 
 
 
 def _group_by_service(store: Store) -> dict[ObjectKey, _ServiceObjects]:
-    """Return pods and processes by their service, as the indexes have them: no object is looked at but one of each."""
+    """Return the pods and processes of the store by their service.
+
+    The indexes group them already: pods by the name of their service, processes by the uid of their owner. So only the
+    first process of each owner is looked at, for the owner's name.
+    """
     processes: dict[ObjectKey, list[Sequence[Obj]]] = {}
     for owner in store.index_values(METAL_PROCESSES, OWNER_INDEX):
         children = store.by_index(METAL_PROCESSES, OWNER_INDEX, owner)
@@ -238,7 +247,11 @@ def _derive_service_units(
 def _build_service_units(
     store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
 ) -> _ServiceUnits:
-    """Return the units of a service, with the places that they inherit and the earlier units that they replace."""
+    """Return the units of a service, with the queue places that they inherit and the units that they replace.
+
+    A successor takes the place of a pod that has ended or that a rollout replaces, so that the replica does not start
+    again at the end of the queue. Units that wait and are not wanted any more are marked as superseded.
+    """
     # 1. Read pods and processes as replicas.
     nodes = dict(objects.volume_nodes)
     derived = (
@@ -312,7 +325,11 @@ def _list_process_replicas(
     vendors: Vendors,
     orders: Mapping[str, HostOrders],
 ) -> list[ReplicaUnit]:
-    """Return the processes of one owner as units, with what follows from their siblings and from orders of hosts."""
+    """Return the processes of one owner as units.
+
+    From the others and from orders of administrators follows which of them are displaced (must leave their host), and
+    which hosts those that wait should avoid.
+    """
     decoded = decode_stored(store, METAL_PROCESSES, objects, MetalProcess)
     stored = {object_key(obj): obj for obj in objects}
     replicas = []
@@ -328,6 +345,7 @@ def _list_process_replicas(
 
 
 def _build_process(process: MetalProcess, service: QueuedService | None, vendors: Vendors) -> ReplicaUnit | None:
+    """Return a process as a unit, with the nomination of its annotation; None if it is over."""
     return build_process_replica(process, service, vendors, read_nomination(process))
 
 
@@ -386,4 +404,5 @@ def _decode_nomination(text: Any, prefix: str, key: ObjectKey) -> Nomination | N
 
 
 def _are_cells(cells: Iterable[str], prefix: str) -> bool:
+    """Return whether each text is a `Cell.id` with this prefix, such as `node/`."""
     return all(cell.startswith(prefix) and cell != prefix for cell in cells)

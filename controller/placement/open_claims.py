@@ -28,11 +28,12 @@ class OpenClaims:
     """The open claims by uid of their units."""
 
     def __init__(self) -> None:
+        """Start without claims; those of the ledger are added."""
         self._claims: dict[str, Claim] = {}
         self._being_written: dict[str, Unit] = {}
         """Units whose write may have begun: their cells may not show yet that they have them."""
         self._late_writes: dict[str, float] = {}
-        """Times of the loop until which writes that were not answered may arrive, by uid of the unit."""
+        """By uid of the unit: until when, on the clock of the loop, a write without an answer may still arrive."""
         self._gang_pods: set[ObjectKey] = set()
         """Pods of the gangs."""
         self.must_rewrite_ledger = False
@@ -80,7 +81,11 @@ class OpenClaims:
         return self._late_writes.get(uid, -math.inf)
 
     def release(self, uid: str, *, is_done: bool) -> None:
-        """Forget the claim of a unit, and its reserved room; not `is_done`: it was given up without a known outcome."""
+        """Forget the claim of a unit, so that its room is free for others.
+
+        is_done: the outcome is known. Otherwise the claim was given up, and must leave the ledger soon: the next leader
+        would carry it out.
+        """
         self.must_rewrite_ledger |= not is_done
         claim = self._claims.pop(uid, None)
         self._being_written.pop(uid, None)
@@ -89,11 +94,12 @@ class OpenClaims:
             self._gang_pods.difference_update(claim.objects)
 
     def reserve(self, cells: Iterable[Cell], units: Iterable[Unit]) -> ReservedCells:
-        """Return the cells without the room that open claims reserve; notes units that another leader may be writing.
+        """Return the cells without the room that open claims reserve; note units that another leader may be writing.
 
-        A unit of this leader may vanish while its write hangs: what it needs stays reserved. What another leader has
-        claimed may not be seen at all so far, or is no unit here since its service is suspended. It may still be given
-        the cell, and what it needs is unknown: nothing is free there until its outcome is known.
+        1. A claim whose unit waits reserves what the unit needs on its cells, also if the unit has vanished while our
+           own write of it hangs. A unit that is seen to have its cell is subtracted from the cell already.
+        2. What another leader has claimed may not be seen here yet, or belong to a suspended service. Its needs are
+           unknown, so nothing is free on its cells until the outcome is known, and `is_all_known` is False.
         """
         taken: dict[str, list[Amounts]] = {}
         # The claimed cells for which no unit was found yet, by unit and object. The rest of a gang that is admitted in
@@ -105,7 +111,7 @@ class OpenClaims:
         }
 
         def reserve_parts(unit: Unit) -> None:
-            """Reserve the claimed cells of a unit for its parts, unless it is seen to have them already."""
+            """Take the cells of a unit off `unaccounted`; if the unit waits, add its needs to `taken` there."""
             uid = "" if unit.key.kind == "gang" else unit.uid
             for need, name in zip(unit.parts, unit.objects, strict=False):
                 cell_id = unaccounted.pop((uid, name), "")
@@ -134,7 +140,16 @@ class OpenClaims:
         return ReservedCells(reserved, is_all_known=not unknown)
 
     def has_room(self, unit: Unit, names: Sequence[str], find_cell: Callable[[str], Cell | None]) -> bool:
-        """Return whether the cells of a unit still exist and have room: planning and earlier writes took time."""
+        """Return whether each part of a unit still fits on its cell.
+
+        Planning and earlier writes took time: meanwhile a cell may have gone, closed, or been given to other units,
+        whose writes may be under way.
+
+        Args:
+            unit: the unit.
+            names: `Cell.id` of the cell of each part.
+            find_cell: returns a cell as it is now, or None if it is gone.
+        """
         taken = self._sum_being_written(unit.uid, names)
         for need, name in zip(unit.parts, names, strict=False):
             cell = find_cell(name)

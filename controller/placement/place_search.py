@@ -2,9 +2,10 @@
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 from controller.placement.cell_index import CellChoice, CellIndex
+from controller.placement.found_place import FoundPlace, HeadOfLine, Means, PlaceTrial, need_key, order_parts
 from controller.placement.limit_victims import LimitVictims
 from controller.placement.pool_limits import PoolLimits, is_borrowed
 from controller.placement.preemption import Candidates, find_victims
@@ -13,53 +14,21 @@ from controller.placement.units import Amounts, Cell, Unit, add_by_cell, add_roo
 from devices.vendors import CLAIMED
 from kube.resources import ObjectKey
 
-RESERVED: Final = 1_000
-"""Rank below all priorities: a cell that is closed down to it takes no unit at all."""
-Means = Literal["free", "evict", "wait"]
-"""free: the room that is left; evict: also that of units that end, or may be evicted now; wait: or may be later."""
 _MEANS: Final[Mapping[Means, tuple[Means, ...]]] = {
     "free": ("free",),
     "evict": ("free", "evict"),
     "wait": ("free", "evict", "wait"),
 }
-_Need = tuple[tuple[str, int], ...]
-
-
-class HeadOfLine(NamedTuple):
-    """The blocked unit for which a cell is closed to units that come later in the queue."""
-
-    rank: int
-    """Units of this rank, and more important ones, may not pass."""
-    head: Unit
-    """The unit that waits for the cell."""
-
-    def holds_back(self, unit: Unit) -> bool:
-        """Return whether a unit may not pass: it could not be evicted again."""
-        return unit.is_protected or unit.is_last or unit.rank <= self.rank
-
-
-class FoundPlace(NamedTuple):
-    """One cell for each part of a unit."""
-
-    cells: tuple[str, ...]
-    victims: tuple[Unit, ...] = ()
-    scores: tuple[CellScore, ...] = ()
-    wait_seconds: float = 0.0
-    """Time until all victims may be evicted."""
-
-
-class PlaceTrial:
-    """The room of cells as it would be with the parts of a unit that have a place already."""
-
-    def __init__(self) -> None:
-        self.left: dict[str, Amounts] = {}
-        self.victims: dict[str, Unit] = {}
 
 
 class PlaceSearch:
-    """The cells in one round. Within a round, room and open cells only become fewer."""
+    """The cells in one round: what is left of each, and who may use it. Room and open cells only become fewer.
+
+    Cells are found by indexes. Units of equal needs share these, since nearly all cells are the same to them.
+    """
 
     def __init__(self, cells: Iterable[Cell], candidates: Candidates, limits: PoolLimits) -> None:
+        """Take the cells as they are at the begin of a round, and sort them by pool, class and weights."""
         self.cells = {cell.id: cell for cell in cells}
         self.left: dict[str, Amounts] = {
             name: {**dict.fromkeys(cell.total, 0), **cell.free} for name, cell in self.cells.items()
@@ -84,12 +53,12 @@ class PlaceSearch:
                 self._with_weights.setdefault(weights, set()).add(name)
         self._replicas_on: dict[ObjectKey, dict[str, int]] = {}
         """Replicas of each service by cell: they are spread."""
-        self._changes: list[str] = []
+        self._changed_cells: list[str] = []
         self._admitting: dict[tuple[object, ...], dict[str, Cell]] = {}
         self._feasible: dict[tuple[object, ...], dict[str, Cell]] = {}
         self._open: dict[tuple[object, ...], dict[str, Cell]] = {}
         self._roomy: dict[tuple[object, ...], list[str]] = {}
-        """The feasible cells that are open, and those of them on which the need still fitted at the last look."""
+        """Feasible and open cells on which the need still fitted at the last look."""
         self._indexes: dict[tuple[object, ...], CellIndex] = {}
 
     def count_replica(self, service: ObjectKey, cells: Iterable[str]) -> None:
@@ -99,7 +68,10 @@ class PlaceSearch:
             counts[cell] = counts.get(cell, 0) + 1
 
     def list_feasible(self, unit: Unit, need: Amounts, pool: str) -> Mapping[str, Cell]:
-        """Return the cells of a pool that could ever run a need of a unit, by `Cell.id`."""
+        """Return the cells of a pool that could ever run a need of a unit if nothing else ran, by `Cell.id`.
+
+        The answer is kept for all units with the same rules about cells (`identity`) and the same need.
+        """
         key = (unit.identity, need_key(need), pool)
         feasible = self._feasible.get(key)
         if feasible is None:
@@ -107,6 +79,16 @@ class PlaceSearch:
                 name: cell for name, cell in self._list_admitting(unit, pool).items() if fits(need, cell.total)
             }
         return feasible
+
+    def list_all_feasible(self, unit: Unit) -> dict[str, Cell]:
+        """Return the cells that could ever run a part of a unit, in each of its pools that could run all parts."""
+        return {
+            name: cell
+            for pool in unit.pools
+            if self.could_ever_run(unit, pool)
+            for need in unit.parts
+            for name, cell in self.list_feasible(unit, need, pool).items()
+        }
 
     def _list_admitting(self, unit: Unit, pool: str) -> Mapping[str, Cell]:
         """Return the cells of a pool whose rules a unit meets."""
@@ -124,7 +106,7 @@ class PlaceSearch:
         names: Iterable[str] | None = self._roomy.get(key)
         if names is None:
             names = self._list_open(unit, need, pool)
-        # What does not fit now does not fit later in this round, whatever the priority.
+        # Room only becomes less: what does not fit now does not fit later in this round, whatever the priority.
         roomy = self._roomy[key] = [name for name in names if fits(need, self.left[name])]
         return roomy
 
@@ -156,14 +138,16 @@ class PlaceSearch:
     def is_promised(
         self, unit: Unit, need: Amounts, cell: str, free: Amounts, chosen: Container[str] = frozenset()
     ) -> bool:
-        """Return whether a borrowing unit would take room that is promised to units at home on a cell.
+        """Return whether a unit that borrows another pool's cell would take room promised to units at home there.
+
+        Of each promise, only what its victims will not free counts: the rest comes from them.
 
         Args:
             unit: the unit.
             need: what it would take.
             cell: the cell.
             free: what is left of the cell.
-            chosen: `uid` of units whose room is in `free` already.
+            chosen: `uid` of victims whose room is in `free` already, so that they give nothing more.
         """
         if not self._promised.get(cell) or not is_borrowed(unit, self.cells[cell].pool):
             return False
@@ -171,7 +155,7 @@ class PlaceSearch:
             lacking = kept
             for victim in victims:
                 if victim.uid not in chosen:
-                    lacking = subtract_amounts(lacking, self._candidates.room_of(victim.uid, cell))
+                    lacking = subtract_amounts(lacking, self._candidates.freed_by(victim.uid, cell))
             free = subtract_amounts(free, {name: max(0, amount) for name, amount in lacking.items()})
         return not fits(need, free)
 
@@ -195,19 +179,30 @@ class PlaceSearch:
         """Take what is needed of each cell."""
         for cell, need in needs.items():
             self.left[cell] = subtract_amounts(self.left[cell], need)
-            self._changes.append(cell)
+            self._changed_cells.append(cell)
+
+    def subtract_unpinned(self, unit: Unit, pool: str) -> None:
+        """Subtract an unpinned admitted unit from every cell of the pool where the scheduler may put it."""
+        for part in unit.parts:
+            for name in self.list_feasible(unit, part, pool):
+                if self.has_room_for({name: part}):
+                    self.take({name: part})
 
     def hold(self, unit: Unit, cells: Sequence[str], victims: Sequence[Unit]) -> bool:
-        """Reserve for a unit its victims' room and the free room that it needs beyond; return False if that lacks."""
+        """Take the cells for a nominated unit: first the room that its victims free, then what is left of the cells.
+
+        Each victim's room that is taken is promised to the unit, so that no other unit counts on it. Returns False,
+        without any change, if both together are too little.
+        """
         claims: dict[str, dict[str, Amounts]] = {victim.uid: {} for victim in victims}
         needs = add_by_cell(unit.parts, cells)
         for cell, need in needs.items():
-            # A cell that shrank has less than nothing left, which the room of the victims must make up for.
+            # A cell that shrank has less than nothing left: the victims' room must make up for that first.
             if not fits(need, self.room_with(cell, victims)):
                 return False
             # Each victim gives what it can of what is still needed; the rest is taken of the free room.
             for victim in victims:
-                room = self._candidates.room_of(victim.uid, cell)
+                room = self._candidates.freed_by(victim.uid, cell)
                 claim = {name: max(0, min(amount, room.get(name, 0))) for name, amount in needs[cell].items()}
                 if any(claim.values()):
                     claim |= _claim_devices(claim, room)
@@ -217,18 +212,24 @@ class PlaceSearch:
         self.end_promise(unit, cells)
         for victim in victims:
             is_replaced = victim.uid in unit.replaces
-            self._changes += self._candidates.promise(victim, claims[victim.uid], is_replaced=is_replaced)
+            self._changed_cells += self._candidates.promise(victim, claims[victim.uid], is_replaced=is_replaced)
         return True
 
     def room_with(self, cell: str, victims: Iterable[Unit]) -> Amounts:
         """Return what is left of a cell once victims have ended."""
         left = self.left[cell]
         for victim in victims:
-            left = add_room(left, self._candidates.room_of(victim.uid, cell))
+            left = add_room(left, self._candidates.freed_by(victim.uid, cell))
         return left
 
     def find_place(self, unit: Unit, means: Means) -> FoundPlace | None:
-        """Return the place for a unit in the first of its pools that has one; None if none has."""
+        """Return the place for a unit in the first of its pools that has one; None if none has.
+
+        Args:
+            unit: the unit.
+            means: free: only room that is left; evict: also room of units that end or may be evicted now; wait: also of
+                those that may be evicted later. Only the last two may also evict units to get within a pool's limits.
+        """
         for pool in unit.pools:
             if pool in self.exhausted:
                 continue
@@ -242,7 +243,11 @@ class PlaceSearch:
         return None
 
     def _place_within_limits(self, unit: Unit, pool: str, means: Means) -> FoundPlace | None:
-        """Return the place for a unit after evicting units that count against the pool's limits."""
+        """Return the place for a unit after evicting units that count against the pool's limits.
+
+        These have to end in any case, so their own cells are tried first, and no stranger has to end. If even several
+        of them on one cell do not make room, further victims are found by `means`.
+        """
         is_patient = means == "wait"
         first = self._limit_victims.find_first(unit, pool, is_patient=is_patient)
         if first is None:
@@ -251,8 +256,8 @@ class PlaceSearch:
         if (place := self._place_once_ended(unit, pool, "free", least)) is not None:
             return place
         # Where several of them are on one cell, no stranger has to end.
-        alike = self._limit_victims.add_alike(unit, pool, least, is_patient=is_patient)
-        place = self._place_once_ended(unit, pool, "free", alike)
+        more = self._limit_victims.add_further(unit, pool, least, is_patient=is_patient)
+        place = self._place_once_ended(unit, pool, "free", more)
         return place if place is not None else self._place_once_ended(unit, pool, means, least)
 
     def _place_once_ended(self, unit: Unit, pool: str, means: Means, victims: Iterable[Unit]) -> FoundPlace | None:
@@ -275,7 +280,11 @@ class PlaceSearch:
         return True
 
     def _place_parts(self, unit: Unit, pool: str, means: Means, trial: PlaceTrial) -> FoundPlace | None:
-        """Return cells for all parts of a unit, placed from the largest part on; None if one part has no cell."""
+        """Return cells for all parts of a unit, placed from the largest part on; None if one part has no cell.
+
+        The parts of a gang are placed one after the other; `trial` has what those before have taken and whom they
+        evict.
+        """
         cells = [""] * len(unit.parts)
         scores: dict[int, CellScore] = {}
         for number in order_parts(unit):
@@ -306,17 +315,20 @@ class PlaceSearch:
                     trial.left[place] = add_room(trial.left.get(place, self.left[place]), room)
 
     def _spare_victims(self, unit: Unit, pool: str, cells: Sequence[str], victims: Iterable[Unit]) -> tuple[Unit, ...]:
-        """Return the victims without those that neither the cells nor the limits of a pool need any more."""
+        """Return the victims without those that are needless: cells and limits have enough without them.
+
+        They were picked one by one, and a later one may have made an earlier one needless.
+        """
         kept = {victim.uid: victim for victim in victims}
         needs = add_by_cell(unit.parts, cells)
         left = {cell: self.room_with(cell, kept.values()) for cell in needs}
         lacking = dict(self._limits.list_lacking(unit, pool) or {})
         for key in lacking:
-            lacking[key] -= sum(self._limits.room_of(uid, key) for uid in kept)
+            lacking[key] -= sum(self._limits.freed_by(uid, key) for uid in kept)
         for victim in sorted(kept.values(), key=lambda candidate: self._candidates.spare_order(unit, pool, candidate)):
-            room_of = self._candidates.room_of
-            left_without = {cell: subtract_amounts(left[cell], room_of(victim.uid, cell)) for cell in needs}
-            lacking_without = {key: lack + self._limits.room_of(victim.uid, key) for key, lack in lacking.items()}
+            freed_by = self._candidates.freed_by
+            left_without = {cell: subtract_amounts(left[cell], freed_by(victim.uid, cell)) for cell in needs}
+            lacking_without = {key: lack + self._limits.freed_by(victim.uid, key) for key, lack in lacking.items()}
             ending = kept.keys() - {victim.uid}
             has_room = all(
                 fits(need, left_without[cell]) and not self.is_promised(unit, need, cell, left_without[cell], ending)
@@ -328,8 +340,12 @@ class PlaceSearch:
         return tuple(kept.values())
 
     def pick_cell(self, unit: Unit, need: Amounts, pool: str, means: Means, trial: PlaceTrial) -> CellChoice | None:
-        """Return the best cell of a pool for one part of a unit, compared across device classes."""
-        # The cells that are not the same to all units like this one: by trial, refusals, replicas or weights.
+        """Return the best cell of a pool for one part of a unit, across device classes; None if none has room.
+
+        Most cells are the same to all units of equal needs, so an index of each class has its best. `own_cells` are the
+        others, about which this unit differs: they are evaluated one by one.
+        """
+        # By what earlier parts took, by refusals, by replicas of the same service, or by weights that are there.
         own_cells = {
             *trial.left,
             *unit.refused_by,
@@ -356,7 +372,7 @@ class PlaceSearch:
         trial: PlaceTrial,
         own_cells: AbstractSet[str],
     ) -> CellChoice | None:
-        """Return the best cell of one device class; `own_cells`, which the trial has changed, are evaluated apart."""
+        """Return the best cell of one device class: the best of the index, or one of the unit's `own_cells`."""
         best = index.find_best(own_cells | unit.avoid, lambda cell: self.is_closed_to(unit, cell))
         best_key = None if best is None else self.sort_key(unit, best)
         for name in own_cells:
@@ -390,7 +406,8 @@ class PlaceSearch:
     ) -> CellChoice | None:
         """Return a cell as a choice for a part of a unit, or None if it does not fit there by these means.
 
-        `free` is what is left of the cell, with the room of the `chosen` victims of other parts.
+        `free` is what is left of the cell, with the room of the `chosen` victims of other parts. Means are as in
+        `find_place`.
         """
         cell = self.cells[name]
         if means == "free":
@@ -407,7 +424,7 @@ class PlaceSearch:
         return _rate_cell(found.cost, need, cell, free, found.victims)
 
     def _find_bound(self, unit: Unit, need: Amounts, name: str, cell: Cell, means: Means) -> CellChoice | None:
-        """Return a choice that is at least as good as that of a cell, or None if there certainly is none."""
+        """Return a choice at least as good as the real one of a cell, or None if the need certainly does not fit."""
         free = self.left[name]
         if means == "free":
             cost: tuple[float, ...] | None = () if fits(need, free) else None
@@ -444,7 +461,7 @@ class PlaceSearch:
         return [name for name in names if name in cells and not self.is_closed_to(unit, name)]
 
     def _find_index(self, unit: Unit, need: Amounts, pool: str, device_class: str, means: Means) -> CellIndex:
-        """Return the index for all units that are like this one to the cells of a pool and class."""
+        """Return the index of a pool's cells of one device class, shared by all units to which these are alike."""
         is_home = unit.pools[0] == pool
         # Not `unit.identity`: whether a unit refuses other classes makes no difference on this one.
         kind = unit.requirement.identity
@@ -455,7 +472,7 @@ class PlaceSearch:
             cells = {name: cell for name, cell in self._list_open(unit, need, pool).items() if name in members}
             index = self._indexes[key] = CellIndex(
                 cells,
-                self._changes,
+                self._changed_cells,
                 lambda name, cell: self._find_bound(unit, need, name, cell, means),
                 lambda name, _: self.evaluate(unit, need, name, means, free=self.left[name], chosen={}),
                 self._list_likely(unit, need, pool, cells, means),
@@ -475,26 +492,8 @@ def _rate_cell(
 
 
 def _claim_devices(claim: Amounts, room: Amounts) -> dict[str, int]:
-    """Return by how much a claim of devices may lower each count of devices, as one may count for several needs."""
+    """Return by how much a claim of devices lowers each count of devices: a device counts for each need it meets."""
     number = sum(amount for name, amount in claim.items() if name.endswith(CLAIMED))
     if not number:
         return {}
     return {name: min(number, amount) for name, amount in room.items() if name.endswith(CLAIMED)}
-
-
-def need_key(need: Amounts) -> _Need:
-    """Return a hashable key of a need: equal for needs with the same positive amounts."""
-    return tuple(sorted(item for item in need.items() if item[1] > 0))
-
-
-def order_parts(unit: Unit) -> Sequence[int]:
-    """Return the numbers of the parts of a unit, the part with most devices first, then with most of the rest."""
-    if len(unit.parts) == 1:
-        return (0,)
-
-    def order(number: int) -> tuple[int, int, int]:
-        part = unit.parts[number]
-        devices = sum(amount for name, amount in part.items() if "/" in name)
-        return -devices, -sum(part.values()), number
-
-    return sorted(range(len(unit.parts)), key=order)

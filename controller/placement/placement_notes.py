@@ -30,12 +30,16 @@ class PlacementNotes:
     """
 
     def __init__(self, find_cell: Callable[[str], Cell | None], on_change: Callable[[ObjectKey], None]) -> None:
+        """Start without notes; `on_change` gets each service whose note has changed."""
         self._find_cell = find_cell
         self._notes: dict[ObjectKey, PlacementNote] = {}
         self._on_change = on_change
 
     def note(self, action: Admit) -> None:
-        """Note the admission of a unit; one without a cell waits for a node that an autoscaler adds."""
+        """Remember where a unit was admitted, why, and where else it could be, and report that to its service.
+
+        A unit without a cell waits for a node that an autoscaler adds: nothing is known of its place yet.
+        """
         if action.cells:
             cell = self._find_cell(action.cells[0])
             device_class = cell.device_class if cell is not None else ""

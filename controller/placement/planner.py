@@ -21,9 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from controller.placement.actions import Action, Admit, EvictUnit, Nominate, WithdrawNomination
+from controller.placement.actions import Action, Admit, Blockage, EvictUnit, Nominate, WithdrawNomination
 from controller.placement.alternatives import list_alternatives
-from controller.placement.place_search import RESERVED, FoundPlace, HeadOfLine, PlaceSearch, need_key
+from controller.placement.found_place import RESERVED, FoundPlace, HeadOfLine, need_key
+from controller.placement.place_search import PlaceSearch
 from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas, find_pool
 from controller.placement.preemption import NO_CANDIDATES, Candidates
 from controller.placement.score import CellScore
@@ -42,28 +43,6 @@ class PlanRules(NamedTuple):
     min_run_seconds: float = MIN_RUN_SECONDS
     pools: Mapping[str, PoolRules] = MappingProxyType({})
     quotas: Quotas = MappingProxyType({})
-
-
-class Blockage(NamedTuple):
-    """The reason why a unit waits."""
-
-    feasible: int
-    """Cells that have enough in all, and whose rules the unit meets; 0: no such hardware exists."""
-    is_shadowed: bool
-    """A unit ahead of it waits for the only cells on which it would fit."""
-    limits: tuple[LimitRefusal, ...] = ()
-    """The limits that keep it out of some of its pools."""
-    limit: LimitRefusal | None = None
-    """That of them for which it waits; None: room would not be there without them either."""
-    exceeds_limits: bool = False
-    """In each pool that could run it, a limit allows less than it needs."""
-    priority_helps: bool = True
-    """A higher priority might make room."""
-
-    @property
-    def can_start(self) -> bool:
-        """Return whether the unit can start without a change of hardware, limits or its needs."""
-        return self.feasible > 0 and not self.exceeds_limits
 
 
 class Round(NamedTuple):
@@ -110,9 +89,14 @@ class _AwaitedCells(NamedTuple):
 
 
 class Planning:
-    """The state of one round."""
+    """The state of one round.
+
+    A unit is at home in the first of its pools. Limits of a pool count what its own units and those of others use of
+    it.
+    """
 
     def __init__(self, cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> None:
+        """Sort the waiting units, and count what all others hold: on cells, in limits, and of elastic pools."""
         everything = list(units)
         waiting = (unit for unit in everything if unit.state == "waiting" and not unit.is_superseded)
         self._waiting = sorted(waiting, key=lambda unit: unit.order)
@@ -124,6 +108,7 @@ class Planning:
         self._candidates = Candidates(holding, pools, now, rules.min_run_seconds)
         self._limits = PoolLimits(rules.pools, rules.quotas)
         self._search = self.build_search(by_id.values())
+        # Units that may still be admitted without a cell, by pool.
         self._elastic_slots = {
             name: pool_rules.elastic for name, pool_rules in rules.pools.items() if pool_rules.elastic > 0
         }
@@ -136,12 +121,13 @@ class Planning:
             self._limits.add_holder(unit, pool)
             if not unit.cells and pool in self._elastic_slots:
                 self._elastic_slots[pool] -= 1
-                self._leave_room(unit, pool)
+                self._search.subtract_unpinned(unit, pool)
         self._held_cells: set[str] = set()
         """Cells where this round holds room for nominated units, which is free to the scheduler."""
         self._considered: dict[tuple[str, bool], int] = {}
         """Number of units that were considered, by home pool and by whether limits ever let them start."""
         self._shapes: dict[tuple[object, ...], int] = {}
+        """Numbers of the shapes: see `_shape_of`."""
         self._blocked_shapes: dict[int, tuple[Blockage, Mapping[str, bool]]] = {}
         """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools whose
         limits are kept for them, True: also those that other namespaces share."""
@@ -150,19 +136,12 @@ class Planning:
         self._blocked: dict[str, Blockage] = {}
         self._again_seconds: float | None = None
 
-    def _leave_room(self, unit: Unit, pool: str) -> None:
-        """Subtract an unpinned admitted unit from every cell of the pool where the scheduler may put it."""
-        for part in unit.parts:
-            for name in self._search.list_feasible(unit, part, pool):
-                if self._search.has_room_for({name: part}):
-                    self._search.take({name: part})
-
     def build_search(self, cells: Iterable[Cell]) -> PlaceSearch:
         """Return the search for places among the cells."""
         return PlaceSearch(cells, self._candidates, self._limits)
 
     def run(self) -> Round:
-        """Decide about each waiting unit, in order."""
+        """Decide about each waiting unit, by priority and time; of one priority, those with a promise come first."""
         for _rank, alike in itertools.groupby(self._waiting, key=lambda unit: unit.rank):
             units = list(alike)
             settled = self._keep_promises(units)
@@ -171,7 +150,7 @@ class Planning:
                     continue
                 shape = self._shape_of(unit)
                 # A nominated unit is always considered: cells were held for it.
-                if unit.nomination is not None or not self._has_considered_enough(unit, shape):
+                if unit.nomination is not None or not self._is_left_out(unit, shape):
                     self._decide(unit, shape)
         return Round(
             actions=tuple(self._actions),
@@ -191,7 +170,7 @@ class Planning:
         a free place elsewhere is for the older one first: a nominated unit may move there only if none is ahead.
         """
         settled = set[str]()
-        is_none_ahead = True
+        is_none_ahead = True  # no earlier unit of this priority that could start is still to be decided about
         for unit in units:
             if unit.nomination is not None and self._continue_nomination(unit, unit.nomination, may_move=is_none_ahead):
                 settled.add(unit.uid)
@@ -207,10 +186,12 @@ class Planning:
         """Return whether a pool could run a unit if nothing else ran there, or may get a node that could."""
         return pool in self._elastic_slots or self._search.could_ever_run(unit, pool)
 
-    def _has_considered_enough(self, unit: Unit, shape: int) -> bool:
-        """Count a unit as considered, unless one of its shape was blocked; return True if that is one too many.
+    def _is_left_out(self, unit: Unit, shape: int) -> bool:
+        """Return whether no place is searched for a unit, since this round did so for CONSIDERED others of its pool.
 
-        Then its pools are closed to all later units of the round.
+        A unit like one that was blocked costs no search and does not count. When a unit that could start is left out,
+        its pools are closed to all later ones. Units that limits forbid for good are counted apart, so that they hold
+        up nobody.
         """
         if not unit.replaces and shape in self._blocked_shapes:
             return False
@@ -224,7 +205,13 @@ class Planning:
         return True
 
     def _decide(self, unit: Unit, shape: int) -> None:
-        """Admit a waiting unit, or nominate it for the room of others, or note why it is blocked."""
+        """Decide about one unit: the first of these that is possible.
+
+        1. Admit it to cells with room.
+        2. Admit it without a cell, for a node that an autoscaler adds.
+        3. Nominate it for the room of units that end or are evicted.
+        4. Block it, and take back a promise that it has.
+        """
         nomination = unit.nomination
         if nomination is None and not unit.replaces and self.is_hopeless(unit, shape):
             self._block(unit, shape)
@@ -252,7 +239,7 @@ class Planning:
         return shape in self._blocked_shapes
 
     def _shape_of(self, unit: Unit) -> int:
-        """Return a number for the unit's shape: units with equal requirements on cells have the same."""
+        """Return a number for the unit's shape: units of one shape get the same answer from cells and limits."""
         namespace = unit.key.namespace if self._limits.by_namespace else ""
         parts = tuple(map(need_key, unit.parts))
         flags = unit.is_protected, unit.has_other_gate, unit.is_last
@@ -260,12 +247,12 @@ class Planning:
         return self._shapes.setdefault(shape, len(self._shapes))
 
     def _continue_nomination(self, unit: Unit, nomination: Nomination, *, may_move: bool) -> bool:
-        """Admit a nominated unit whose cell is free, or hold the cell while victims end; False: it is void.
+        """Go on with the promise of cells to a unit; return False if it is void, so that the unit waits like any other.
 
-        Args:
-            unit: the unit.
-            nomination: its nomination.
-            may_move: whether it may have a free place elsewhere meanwhile.
+        1. Void if a cell is gone or closed to it, or its victims have ended and the room went elsewhere.
+        2. If the room is there, admit it. If a better place is free and it `may_move`, admit it there.
+        3. Else hold the room while its victims end, and evict those that still run: an earlier eviction may have
+           failed. Void if one of them may not be evicted any more.
         """
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
         remaining = self._list_remaining_victims(nomination)
@@ -327,7 +314,7 @@ class Planning:
         self._actions.append(Admit(unit, (), node_labels=self._rules.pools[pool].node_labels))
 
     def _nominate(self, unit: Unit, place: FoundPlace) -> None:
-        """Nominate a unit for cells. Its victims make way for it; the rollout ends those that it replaces."""
+        """Promise a unit the cells of its victims, and evict these; units that it replaces end by their rollout."""
         running = [
             victim
             for victim in place.victims
@@ -343,7 +330,11 @@ class Planning:
         self._actions += [EvictUnit(victim, unit) for victim in running]
 
     def _block(self, unit: Unit, shape: int) -> None:
-        """Note why a unit waits, and keep what it needs of limits; the first unit of a shape also closes its cells."""
+        """Note why a unit waits, and keep for it what it needs of limits.
+
+        Units of one shape have the same reason, so only the first is looked at; it also closes its cells to later
+        units.
+        """
         if shape not in self._blocked_shapes:
             self._blocked_shapes[shape] = self._close_awaited_cells(unit)
         blockage, kept_pools = self._blocked_shapes[shape]
@@ -352,9 +343,10 @@ class Planning:
             self._limits.keep(unit, pool, is_shared=is_shared)
 
     def _close_awaited_cells(self, unit: Unit) -> tuple[Blockage, Mapping[str, bool]]:
-        """Close the cells and limits that a unit waits for to later ones; return why it waits, and for which pools.
+        """Close what a blocked unit waits for to later units; return why it waits, and for which pools limits are kept.
 
-        The pools are those whose limits are kept for it; True: also limits that other namespaces share.
+        The latter map to True if limits that other namespaces share are kept as well. `is_shadowed`: it would fit on a
+        cell that a unit ahead waits for.
         """
         refusals = {
             pool: limit_refusal
@@ -399,18 +391,18 @@ class Planning:
             limits=tuple(refusals.values()),
             limit=limit,
             exceeds_limits=not self._could_ever_start(unit),
-            priority_helps=self._candidates.could_yield(unit, waited_for, left),
+            priority_helps=self._candidates.priority_helps(unit, waited_for, left),
         )
         # What passes by one limit would take its quota. Others need not wait because its own quota is used up.
         return blockage, dict.fromkeys(pools, True) | dict.fromkeys(held_pools, False)
 
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:
-        """Return the cells for which a unit waits; units that differ only in priority share the answer."""
+        """Return the cells for which a unit waits and that it closes to later ones; priority does not matter here."""
         parts = tuple(map(need_key, unit.parts))
         key = unit.identity, parts, unit.pools, unit.avoid, tuple(refusals)
         cells = self._awaited.get(key)
         if cells is None:
-            feasible = self._list_feasible(unit)
+            feasible = self._search.list_all_feasible(unit)
             open_cells = {
                 name: cell
                 for name, cell in feasible.items()
@@ -427,9 +419,10 @@ class Planning:
     def _find_limit(
         self, unit: Unit, feasible: Mapping[str, Cell], refusals: Mapping[str, LimitRefusal]
     ) -> LimitRefusal | None:
-        """Return the limit for which a unit waits: one that keeps it out of all cells, or of one that has room.
+        """Return the limit for which a unit waits, or None if without it there would be no room either.
 
-        What another pool does not lend is not waited for, unless no other cell could run the unit.
+        A limit counts if it keeps the unit out of all cells that could run it, or out of one with room. What another
+        pool does not lend is not waited for, unless it is all cells.
         """
         is_everywhere = all(cell.pool in refusals for cell in feasible.values())
         for pool, refusal in refusals.items():
@@ -441,18 +434,11 @@ class Planning:
                     return refusal
         return None
 
-    def _list_feasible(self, unit: Unit) -> dict[str, Cell]:
-        """Return the cells that could ever run a part of a unit, in each of its pools that could run all parts."""
-        return {
-            name: cell
-            for pool in unit.pools
-            if self._search.could_ever_run(unit, pool)
-            for need in unit.parts
-            for name, cell in self._search.list_feasible(unit, need, pool).items()
-        }
-
     def _place_in_predecessor(self, unit: Unit) -> FoundPlace | None:
-        """Return the place of a predecessor that this unit replaces and where it would fit; None for a gang, too."""
+        """Return the place of a unit of an earlier spec that this one replaces, if it fits there once that has ended.
+
+        None also for a gang, and if it needs more than its predecessor frees and a unit ahead waits for that.
+        """
         if len(unit.parts) != 1:
             return None
         need = unit.parts[0]
@@ -463,7 +449,7 @@ class Planning:
             cell = self._search.cells.get(predecessor.cells[0])
             if cell is None or self._candidates.is_promised(uid) or not self._is_eligible(unit, [cell], [predecessor]):
                 continue
-            room = self._candidates.room_of(uid, cell.id)
+            room = self._candidates.freed_by(uid, cell.id)
             lacking = {name: amount - room.get(name, 0) for name, amount in need.items()}
             extra = {name: amount for name, amount in lacking.items() if amount > 0}
             has_room = fits(need, self._search.room_with(cell.id, [predecessor]))
@@ -475,12 +461,16 @@ class Planning:
         return None
 
     def _find_elastic_pool(self, unit: Unit) -> str:
-        """Return the pool in which a unit may wait for a node that an autoscaler adds; empty if there is none."""
+        """Return the pool in which a unit may wait for a node that an autoscaler adds; empty if there is none.
+
+        Not for a unit that another gate holds or that replaces a slow replica: no node is added for these. Nor if the
+        scheduler could put it into room that is kept for others.
+        """
         # No autoscaler adds hosts, and a volume that is bound to nodes is on none that comes.
         requirement = unit.requirement
-        if unit.has_other_gate or isinstance(requirement, HostRequirement) or requirement.volume_nodes is not None:
+        if unit.has_other_gate or unit.is_last or isinstance(requirement, HostRequirement):
             return ""
-        if unit.is_last:
+        if requirement.volume_nodes is not None:
             return ""
         for pool in unit.pools:
             is_open = self._elastic_slots.get(pool, 0) > 0 and pool not in self._search.exhausted
@@ -490,7 +480,7 @@ class Planning:
         return ""
 
     def _may_take_from_others(self, unit: Unit, pool: str) -> bool:
-        """Return whether the scheduler could put an unpinned unit into room that is kept for others."""
+        """Return whether the scheduler could put a unit without a cell into room that is held or closed for others."""
         closed = [name for name in self._search.closed if self._search.is_closed_to(unit, name)]
         for part in unit.parts:
             cells = self._search.list_feasible(unit, part, pool)

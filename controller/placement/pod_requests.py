@@ -94,7 +94,8 @@ def is_gated(pod_spec: Obj) -> bool:
 def find_pinned_node(pod_spec: Obj) -> str:
     """Return the only node to which the required node affinity of a pod pins it by name; empty if it does not.
 
-    The queue pins each term. One that a tenant has pinned to another node before is met by no node from then on.
+    A pod needs to meet one term only. The queue pins each term; one that a tenant had pinned to another node before
+    names two nodes then, and is met by none, so it does not count.
     """
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
@@ -118,16 +119,20 @@ def _names_of_term(term: Obj) -> frozenset[str]:
 
 
 def _requests_of(spec: Obj) -> dict[str, Decimal]:
+    """Return the requests of a container, or those that a pod states as a whole."""
     return _parse((spec.get("resources") or {}).get("requests") or {})
 
 
 def _parse(quantities: Mapping[str, object]) -> dict[str, Decimal]:
+    """Return quantities as numbers, by resource."""
     return {name: _quantity(value) for name, value in quantities.items()}
 
 
 def _quantity(value: object) -> Decimal:
+    """Return a quantity as a number; 0 if it cannot be read."""
     return parse_quantity(value) or _ZERO
 
 
 def _take_larger(one: Mapping[str, Decimal], other: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    """Return the larger amount of each resource."""
     return {name: max(one.get(name, _ZERO), other.get(name, _ZERO)) for name in {**one, **other}}

@@ -60,9 +60,10 @@ def build_pod_replica(
     nomination: Nomination | None,
     volume_nodes: frozenset[str] | None = None,
 ) -> PodReplica | None:
-    """Return a pod as a unit of its own; None if it takes nothing that the queue gives, or is none of the service.
+    """Return a pod as a unit of its own, or None if the queue has nothing to do with it.
 
-    A pod that ends is a unit without its service, too: others wait for its room.
+    None if no Deployment of the service made it, unless it ends: others wait for its room. None also if it has ended,
+    or if it neither waits at the queue's gate nor takes a device.
     """
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     deployment, template = find_template(pod)
@@ -84,8 +85,7 @@ def build_pod_replica(
     is_counted = bool(node) or state == "waiting" or (not is_ending and is_noted(pod))
     is_placed = bool(node) and state != "waiting"
     slices = demand_slices(need, service, vendors)
-    own_place = find_own_place(pod)
-    key = object_key(pod)
+    own_place, key = find_own_place(pod), object_key(pod)
     unit = Unit(
         key=UnitKey("pod", key.namespace, key.name),
         uid=metadata["uid"],
@@ -132,7 +132,9 @@ def restrict_to_better_place(unit: Unit, left_cell: str, least_speed: float) -> 
 def build_requirement(
     pod_spec: Obj, volume_nodes: frozenset[str] | None, slices: SliceDemand | None = None
 ) -> NodeRequirement:
-    """Return the rules of a pod about its node; one with too many matches none.
+    """Return the rules of a pod about its node: selector, affinity, tolerations, volumes and shared devices.
+
+    A pod whose rules are longer than MOST_RULES_BYTES matches no node, since each node is compared with them.
 
     Args:
         pod_spec: its spec.
@@ -178,10 +180,10 @@ def _read_gang(pod: Obj) -> tuple[str, int]:
 
 
 def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
-    """Return the units of a service's pods.
+    """Return the units of a service's pods: pods without a gang as they are, those of a gang joined.
 
-    The pods of a gang wait as one unit, and none does before all exist. Pods of it that run, or end, are a unit, too:
-    if only some were admitted when the controller ended, the others wait as one.
+    All pods of a gang in the same state are one unit. Those that wait are a unit only once all pods of the gang exist,
+    as all or none are admitted. If the controller ended after it had admitted some, the rest waits as one unit.
     """
     replicas = [pod.replica for pod in pods if not pod.gang]
     gangs: dict[str, list[PodReplica]] = {}
@@ -200,7 +202,7 @@ def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
 
 
 def _join_pods(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
-    """Return one unit for pods of a gang that are in the same state, by name."""
+    """Return one unit for pods of a gang that are in the same state, by name; each pod is a part of it."""
     units = [member.unit for member in members]
     first = units[0]  # its uid stands for the gang, as its name does where a place is freed
     cells = tuple(cell for unit in units for cell in unit.cells)

@@ -82,6 +82,7 @@ class _KeptAmounts:
     """The amounts of a limit that are kept for waiting units, in the order of the queue."""
 
     def __init__(self) -> None:
+        """Start with nothing kept."""
         self._orders: list[tuple[int, float, str]] = []
         self._sums: list[int] = []
         """Sum up to each of them."""
@@ -104,13 +105,22 @@ class PoolLimits:
     def __init__(
         self, pools: Mapping[str, PoolRules] = MappingProxyType({}), quotas: Quotas = MappingProxyType({})
     ) -> None:
+        """Start with limits of which nothing is used.
+
+        Args:
+            pools: the rules of each pool.
+            quotas: the limits of namespaces.
+        """
         self._pools, self._quotas = pools, quotas
         self._used: dict[LimitKey, int] = {}
-        self._held: dict[LimitKey, tuple[int, float, str]] = {}
-        """Limits for which a unit waits, with its order: a later one that is smaller may not pass, or it would wait for
-        ever."""
+        """Amounts that units with a place, or with a promise of one, use of each limit."""
+        self._reserved: dict[LimitKey, tuple[int, float, str]] = {}
+        """Limits whose rest is reserved for a unit that waits, with its order in the queue: a later one that is smaller
+        may not pass, or it would wait for ever."""
         self._kept: dict[LimitKey, _KeptAmounts] = {}
+        """Amounts that waiting units need of each limit: they are kept for them against later ones."""
         self._users: dict[LimitKey, list[Unit]] = {}
+        """Units with a place that count against each limit, and may end."""
         self._rooms: dict[str, dict[LimitKey, int]] = {}
         """By `uid`, what the end of a unit frees of each limit and is promised to no other one."""
 
@@ -120,7 +130,7 @@ class PoolLimits:
         return bool(self._quotas)
 
     def add_holder(self, unit: Unit, pool: str) -> None:
-        """Count a unit that has a place in a pool, and may end for another one."""
+        """Count the use of a unit that has a place in a pool; its end can make room in the limits for another one."""
         for key, _, amount in self._list_limits(unit, pool):
             self._used[key] = self._used.get(key, 0) + amount
             if amount > 0:
@@ -128,11 +138,15 @@ class PoolLimits:
                 self._rooms.setdefault(unit.uid, {})[key] = amount
 
     def add(self, unit: Unit, pool: str, victims: Iterable[Unit] = ()) -> None:
-        """Count a unit that gets a place in a pool, or is promised one; its victims give it what they free."""
+        """Count a unit that gets a place in a pool, or is promised one.
+
+        What its victims free of each limit covers its need first, and counts for no other unit from then on; the rest
+        is new use.
+        """
         for key, _, needed in self._list_limits(unit, pool):
             lacking = needed
             for victim in victims:
-                room = self.room_of(victim.uid, key)
+                room = self.freed_by(victim.uid, key)
                 if (claimed := min(lacking, room)) > 0:
                     self._rooms[victim.uid][key] = room - claimed
                     lacking -= claimed
@@ -141,21 +155,25 @@ class PoolLimits:
     def find_refusal(self, unit: Unit, pool: str, leaving: Iterable[Unit] = ()) -> LimitRefusal | None:
         """Return the limit that keeps a unit out of a pool, or None.
 
+        A limit refuses a unit that needs more than is left, counting the use of running units. It also refuses one that
+        would take what is left from a unit ahead, for which it is kept or reserved: unless it needs no more than it
+        replaces.
+
         Args:
             unit: the unit.
             pool: the pool.
-            leaving: units that end for it, or that it replaces: what they free counts no more.
+            leaving: units that end for it, or that it replaces: what they use counts no more.
         """
         refusal: LimitRefusal | None = None
         for key, allowed, amount in self._list_limits(unit, pool):
-            from_replaced = sum(self.room_of(other.uid, key) for other in leaving if other.uid in unit.replaces)
-            from_victims = sum(self.room_of(other.uid, key) for other in leaving if other.uid not in unit.replaces)
+            from_replaced = sum(self.freed_by(other.uid, key) for other in leaving if other.uid in unit.replaces)
+            from_victims = sum(self.freed_by(other.uid, key) for other in leaving if other.uid not in unit.replaces)
             used = self._used.get(key, 0) - from_replaced - from_victims
             if amount > allowed:
                 # No end of other units helps: this refusal outranks the others.
                 return LimitRefusal(key, allowed=allowed, used=used, needed=amount)
-            is_kept = self._is_held(key, unit) or used + self._sum_kept(key, unit) + amount > allowed
-            # A unit that takes no more than those that it replaces overtakes no unit for which the rest is kept.
+            is_kept = self._is_reserved(key, unit) or used + self._sum_kept(key, unit) + amount > allowed
+            # A unit that takes no more than those that it replaces overtakes nobody.
             overtakes = is_kept and amount > from_replaced
             if refusal is None and amount > 0 and (used + amount > allowed or overtakes):
                 refusal = LimitRefusal(key, allowed=allowed, used=used, needed=amount)
@@ -166,10 +184,14 @@ class PoolLimits:
         return any(amount > allowed for _, allowed, amount in self._list_limits(unit, pool))
 
     def list_lacking(self, unit: Unit, pool: str) -> Mapping[LimitKey, int] | None:
-        """Return how much of each exceeded limit must be freed for a unit, or None if freeing cannot help."""
+        """Return how much of each exceeded limit must be freed for a unit; empty if none is exceeded.
+
+        None if freeing cannot help: a limit allows less than the unit needs, or what is freed is reserved for a unit
+        ahead.
+        """
         lacking: dict[LimitKey, int] = {}
         for key, allowed, amount in self._list_limits(unit, pool):
-            if amount > allowed or (amount > 0 and self._is_held(key, unit)):
+            if amount > allowed or (amount > 0 and self._is_reserved(key, unit)):
                 return None
             lack = self._used.get(key, 0) + self._sum_kept(key, unit) + amount - allowed
             if amount > 0 and lack > 0:
@@ -180,21 +202,27 @@ class PoolLimits:
         """Return the units with a place that count against a limit."""
         return self._users.get(key, ())
 
-    def room_of(self, uid: str, key: LimitKey) -> int:
-        """Return what the end of a unit frees of a limit and is promised to no other one."""
+    def freed_by(self, uid: str, key: LimitKey) -> int:
+        """Return what the end of a unit frees of a limit, apart from what is promised to others already."""
         return self._rooms[uid].get(key, 0) if uid in self._rooms else 0
 
-    def _is_held(self, key: LimitKey, unit: Unit) -> bool:
-        return key in self._held and self._held[key] < unit.order
+    def _is_reserved(self, key: LimitKey, unit: Unit) -> bool:
+        """Return whether a unit that is ahead waits for what is left of a limit."""
+        return key in self._reserved and self._reserved[key] < unit.order
 
     def _sum_kept(self, key: LimitKey, unit: Unit) -> int:
+        """Return what is kept of a limit for waiting units that are ahead of this one."""
         return self._kept[key].sum_ahead(unit) if key in self._kept else 0
 
     def count_room(self, unit: Unit, pool: str, most: int) -> int:
-        """Return the number of units like this one, at most `most`, for which all limits of a pool have room."""
+        """Return the number of units like this one, at most `most`, for which all limits of a pool have room.
+
+        What is kept for waiting units that are ahead is no room, and a limit that one of them has reserved has none at
+        all.
+        """
         for key, allowed, amount in self._list_limits(unit, pool):
             if amount > 0:
-                if self._is_held(key, unit):
+                if self._is_reserved(key, unit):
                     return 0
                 left = allowed - self._used.get(key, 0) - self._sum_kept(key, unit)
                 most = max(0, min(most, left // amount))
@@ -220,10 +248,14 @@ class PoolLimits:
 
     def hold(self, unit: Unit, key: LimitKey) -> None:
         """Reserve what is left of a limit, which refused this unit, against all later units."""
-        self._held.setdefault(key, unit.order)
+        self._reserved.setdefault(key, unit.order)
 
     def _list_limits(self, unit: Unit, pool: str) -> Iterator[tuple[LimitKey, int, int]]:
-        """Yield each limit that counts a unit in a pool, with the amounts that it allows and that the unit needs."""
+        """Yield each limit that counts a unit in a pool, with the amounts that it allows and that the unit needs.
+
+        Besides quotas of its namespace, these are: in its home, the first of its pools, Nominal; in any other pool,
+        Lending (what that pool lends) and Borrowing (what its home borrows of all others).
+        """
         if not self._pools and not self._quotas:
             return
         namespace = unit.key.namespace
@@ -248,10 +280,11 @@ class PoolLimits:
 
 
 def find_pool(unit: Unit, cells: Mapping[str, Cell], pools: Mapping[str, PoolRules]) -> str:
-    """Return the pool of a placed unit: that of its node, or if this is not known, where it probably was admitted.
+    """Return the pool of a placed unit: that of its node; if that is unknown, where it probably was admitted.
 
-    That is the first elastic pool whose labels it demands, else one without labels, else any elastic one, or its home.
-    Empty if it has no pool at all.
+    A unit is admitted without a cell only in an elastic pool, to which an autoscaler adds nodes: the first one whose
+    labels it demands, else one without labels, else any. Otherwise its home, the first of its pools; empty if it has
+    none.
     """
     for name in unit.cells:
         if (cell := cells.get(name)) is not None:
@@ -292,9 +325,10 @@ def sum_amounts(parts: Iterable[Amounts], measure: Measure) -> int:
 
 
 def sum_of_cell(cell: Cell, amounts: Amounts) -> int:
-    """Return the devices or the memory of a cell: of amounts in all, or free ones.
+    """Return the devices of a node, or the memory of a host, in these amounts: `cell.total` or `cell.free`.
 
-    A node may have other resources with a domain, such as network interfaces, and one device may do for several claims.
+    Only resources that count each device once are summed: a name with a domain may also be a network interface, or a
+    claim that several needs count.
     """
     if cell.kind == "host":
         return amounts.get(MEMORY, 0)

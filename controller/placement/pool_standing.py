@@ -54,11 +54,14 @@ class _PoolUse(NamedTuple):
 def measure_pools(
     table: PoolTable, cells: Sequence[Cell], units: Iterable[Unit], find_labels: FindLabels
 ) -> Mapping[str, PoolStanding]:
-    """Return the status of each AcceleratorPool.
+    """Return the status of each AcceleratorPool: its capacity, its use, and contradictions of its spec.
+
+    The first pool of a unit is its home. What the unit uses elsewhere is borrowed by its home and lent by the other
+    pool.
 
     Args:
         table: the pools.
-        cells: all cells.
+        cells: all cells (nodes and hosts).
         units: all units.
         find_labels: returns the labels of the node or host of a cell.
     """
@@ -109,7 +112,10 @@ def _count_use(cells: Iterable[Cell], units: Iterable[Unit]) -> _PoolUse:
 
 
 def _add_part(use: _PoolUse, part: Amounts, cell: Cell, home: str, namespace: str) -> None:
-    """Add to the use what one part of a unit takes of its cell; `home` is the pool at which the unit is at home."""
+    """Add to the use what one part of a unit takes of its cell.
+
+    In another pool than its `home`, the unit's home borrows it and the cell's pool lends it.
+    """
     amount = sum_amounts([part], measure_of(cell))
     if cell.pool == home:
         use.home[home] += amount

@@ -144,6 +144,7 @@ def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | Refused
 
 
 def _read_quantity(quantity: int | str | None) -> int | None:
+    """Return a quantity of a spec in bytes, or as a number of devices; None if it is not stated."""
     return None if quantity is None else quantity_bytes(quantity)
 
 

@@ -48,37 +48,43 @@ class Candidates:
             holding: the units.
             pools: by `Unit.uid`, the pool in which each is.
             now: the wall clock, in seconds since 1970.
-            min_run_seconds: the time for which a unit is not evicted.
+            min_run_seconds: the time for which a unit is not evicted after its start.
         """
         self._now, self._min_run_seconds, self._pools = now, min_run_seconds, pools
         self._by_cell: dict[str, list[Unit]] = {}
         self._room: dict[str, dict[str, Amounts]] = {}
         """By `uid`, what a unit frees on each cell and is not promised yet."""
-        self._lowest_rank: dict[str, int] = {}
+        self._largest_rank: dict[str, int] = {}
         """By cell, the rank of the least important unit that may be evicted; of one that ends, `_NO_RANK`."""
         self._evicted: dict[str, Unit] = {}
         """Units that this round has evicted: they end, and what is left of their room makes room for others."""
         self._replaced: set[str] = set()
         """Units whose whole room is for their successor."""
         self._seconds_left: dict[str, float] = {}
-        self._lowest_young_rank: dict[str, int] = {}
+        """By `uid`, the time for which a young unit may not be evicted yet."""
+        self._largest_young_rank: dict[str, int] = {}
         """By cell, the rank of the least important unit that may be evicted once it has run for long enough."""
         self._yields: dict[str, dict[tuple[int, bool, bool], _Yield]] = {}
+        """By cell, then by rank, borrowing and patience of the preemptor: what all its victims there would free."""
         for unit in holding:
             self._add(unit)
         for units in self._by_cell.values():
             units.sort(key=self.order_victims)
 
     def _add(self, unit: Unit) -> None:
-        """Note what a unit frees on each cell, how important it is, and for how long it may not be evicted yet."""
+        """Note what a unit frees on each cell, how important it is, and for how long it may not be evicted yet.
+
+        A unit within its minimum run time is called young.
+        """
         # The larger a rank, the less important is the unit. `freed` is empty unless the cell of each part is known.
+        # A cell's value below is thus the largest rank there: that of its least important unit.
         room_by_cell = self._room[unit.uid] = unit.freed
         for cell in room_by_cell:
             self._by_cell.setdefault(cell, []).append(unit)
             if unit.state == "ending":
-                self._lowest_rank[cell] = _NO_RANK
+                self._largest_rank[cell] = _NO_RANK
             elif not unit.is_protected:
-                self._lowest_rank[cell] = max(unit.rank, self._lowest_rank.get(cell, 0))
+                self._largest_rank[cell] = max(unit.rank, self._largest_rank.get(cell, 0))
         # Without a time, a unit is not bound yet and has loaded nothing: it has no minimum run time.
         if unit.state != "running" or unit.evictable_since is None:
             return
@@ -88,7 +94,7 @@ class Candidates:
             self._seconds_left[unit.uid] = self._min_run_seconds - age_seconds
             if not unit.is_protected:
                 for cell in room_by_cell:
-                    self._lowest_young_rank[cell] = max(unit.rank, self._lowest_young_rank.get(cell, 0))
+                    self._largest_young_rank[cell] = max(unit.rank, self._largest_young_rank.get(cell, 0))
 
     def is_ending(self, unit: Unit) -> bool:
         """Return whether a unit ends anyway."""
@@ -114,10 +120,10 @@ class Candidates:
     @property
     def has_young(self) -> bool:
         """Return whether there is a unit that may be evicted later."""
-        return bool(self._lowest_young_rank)
+        return bool(self._largest_young_rank)
 
-    def room_of(self, uid: str, cell: str) -> Amounts:
-        """Return what the end of a unit frees on a cell and is promised to no other one."""
+    def freed_by(self, uid: str, cell: str) -> Amounts:
+        """Return what the end of a unit frees on a cell, apart from what is promised to others already."""
         return NOTHING if uid in self._replaced else self._room[uid].get(cell, NOTHING)
 
     def list_rooms(self, uid: str) -> Mapping[str, Amounts]:
@@ -127,7 +133,12 @@ class Candidates:
     def promise(self, victim: Unit, claimed: Mapping[str, Amounts], *, is_replaced: bool = False) -> Iterable[str]:
         """Promise part of a victim's room to a waiting unit; a running victim counts as evicted from then on.
 
-        Return the cells whose free room may change. is_replaced: the rest of the room is for the successor as well.
+        Returns the cells whose free room may change.
+
+        Args:
+            victim: the unit that ends.
+            claimed: what the waiting unit gets of its room, by cell.
+            is_replaced: the waiting unit is its successor in a rollout: the rest of the room is for that as well.
         """
         room_by_cell = self._room[victim.uid]
         for cell, amounts in claimed.items():
@@ -137,7 +148,7 @@ class Candidates:
         elif victim.state == "running" and victim.uid not in self._evicted:
             self._evicted[victim.uid] = victim
             for cell in room_by_cell:
-                self._lowest_rank[cell] = _NO_RANK
+                self._largest_rank[cell] = _NO_RANK
                 self._by_cell[cell].sort(key=lambda unit: not self.is_ending(unit))
         for cell in room_by_cell:
             self._yields.pop(cell, None)
@@ -146,7 +157,12 @@ class Candidates:
     def find_bound(
         self, preemptor: Unit, need: Amounts, cell: Cell, free: Amounts, *, is_patient: bool
     ) -> tuple[float, int, int, int, int] | None:
-        """Return a cost below which the victims for a need cannot be, or None if they certainly do not make room."""
+        """Return a cost that the victims for a need on a cell cannot be below, without choosing them.
+
+        The sums of all that may end there are kept, so this is fast, unlike `find_victims`. None if even all of them
+        together do not make room. The cost has the form of `Victims.cost`; `is_patient` counts also units that may be
+        evicted later.
+        """
         if not self.has_victims(preemptor.rank, cell.id):
             return None
         yields = self._yields.setdefault(cell.id, {})
@@ -165,25 +181,25 @@ class Candidates:
             fewest_victims = max(fewest_victims, (lacking + largest - 1) // largest)  # rounded up
         fewest_evicted = 0 if yielded.has_ending else fewest_victims
         # The order is that of `Victims.cost`.
-        return 0.0, 0, -self._lowest_rank[cell.id], fewest_evicted, 0
+        return 0.0, 0, -self._largest_rank[cell.id], fewest_evicted, 0
 
-    def could_yield(self, unit: Unit, cells: Mapping[str, Cell], left: Mapping[str, Amounts]) -> bool:
-        """Return whether units on one of the cells might make room for a unit if it had the highest priority.
+    def priority_helps(self, unit: Unit, cells: Mapping[str, Cell], left: Mapping[str, Amounts]) -> bool:
+        """Return whether a higher priority would help a unit: others on one of the cells might make room for it.
 
-        False if it has the highest priority already.
+        Those that may be evicted only later count as well. False if the unit has the highest priority already.
         """
         if unit.rank == PRIORITY_RANK[_HIGHEST]:
             return False
         highest = msgspec.structs.replace(unit, priority=_HIGHEST)
         return any(
             self.find_bound(highest, part, cells[name], left[name], is_patient=True) is not None
-            for name in self._lowest_rank
+            for name in self._largest_rank
             if name in cells
             for part in unit.parts
         )
 
     def _sum_yield(self, preemptor: Unit, cell: str, *, is_patient: bool) -> _Yield:
-        """Return what all possible victims on a cell free together, and the most that one of them frees."""
+        """Return what all units that could end for a preemptor free on a cell together, and the most that one frees."""
         sums: dict[str, int] = {}
         largest: dict[str, int] = {}
         has_ending = False
@@ -191,7 +207,7 @@ class Candidates:
             if not self.may_end(preemptor, unit, is_patient=is_patient):
                 continue
             has_ending = has_ending or self.is_ending(unit)
-            for name, amount in self.room_of(unit.uid, cell).items():
+            for name, amount in self.freed_by(unit.uid, cell).items():
                 sums[name] = sums.get(name, 0) + amount
                 largest[name] = max(amount, largest.get(name, 0))
         return _Yield(has_ending, sums, largest)
@@ -215,7 +231,10 @@ class Candidates:
         return not is_borrowed(victim, pool) and is_borrowed(preemptor, pool)
 
     def may_end(self, preemptor: Unit, victim: Unit, *, is_patient: bool) -> bool:
-        """Return whether `victim` ends anyway or may be evicted for `preemptor`: now, or later if `is_patient`."""
+        """Return whether a unit ends anyway or may be evicted for `preemptor`: now, or later if `is_patient`.
+
+        False if its whole room is for its successor already.
+        """
         if victim.uid in self._replaced:
             return False
         if self.is_ending(victim):
@@ -230,18 +249,22 @@ class Candidates:
 
     def has_victims(self, rank: int, cell: str) -> bool:
         """Return whether a cell may have a victim for this rank, from counts alone."""
-        return self._lowest_rank.get(cell, -1) > rank
+        return self._largest_rank.get(cell, -1) > rank
 
     def has_young_victims(self, rank: int, cell: str) -> bool:
         """Return whether a cell may have a victim for this rank once its least run time is over."""
-        return self._lowest_young_rank.get(cell, -1) > rank
+        return self._largest_young_rank.get(cell, -1) > rank
 
     def list_cells(self, *, young: bool) -> Collection[str]:
         """Return the cells with possible victims, or with those that may be evicted only later (`young`)."""
-        return self._lowest_young_rank if young else self._lowest_rank
+        return self._largest_young_rank if young else self._largest_rank
 
     def list_victims(self, preemptor: Unit, cell: Cell, *, is_patient: bool) -> Sequence[Unit]:
-        """Return the possible victims on a cell, in the order in which they should be evicted."""
+        """Return the possible victims on a cell, in the order in which they should be evicted.
+
+        Those that end anyway come first, then the least important. If the preemptor is at home in the pool, units that
+        borrow there come before those at home.
+        """
         units = self._by_cell.get(cell.id, ())
         usable = [unit for unit in units if self.may_end(preemptor, unit, is_patient=is_patient)]
         is_at_home = not is_borrowed(preemptor, cell.pool)
@@ -257,7 +280,7 @@ class Candidates:
         return usable
 
     def spare_order(self, preemptor: Unit, pool: str, victim: Unit) -> tuple[bool, float, bool, int, float, str]:
-        """Return the sort key of a victim: superfluous victims are spared in this order.
+        """Return the sort key of a victim: needless victims are spared in this order.
 
         First those that would not end otherwise, of these those that may be evicted last, then those at home in the
         pool if the preemptor is, too, then the most important, and then those that were admitted first.
@@ -285,7 +308,9 @@ def find_victims(
     chosen: Container[str] = (),
     is_patient: bool = False,
 ) -> Victims | None:
-    """Return the minimal units that make room for a need on a cell, or None if all of them together do not.
+    """Return the units that should end so that a need fits on a cell; None if all of them together are too few.
+
+    Units are picked in the order of `list_victims`, and needless ones are spared again. The cost says how bad that is.
 
     Args:
         preemptor: the unit that waits.
@@ -305,7 +330,7 @@ def find_victims(
     for victim in candidates.list_victims(preemptor, cell, is_patient=is_patient):
         if not short:
             break
-        freed = candidates.room_of(victim.uid, cell.id)
+        freed = candidates.freed_by(victim.uid, cell.id)
         if victim.uid in chosen or all(freed.get(name, 0) <= 0 for name in short):
             continue
         picked.append((victim, freed))
@@ -322,7 +347,7 @@ def find_victims(
             if all(amount <= 0 for amount in lacking_without.values()):
                 picked.remove(pick)
                 lacking = lacking_without
-    # 3. Rate them. What lacks is negative by now: it is what they free in vain.
+    # 3. Rate them. What lacks is zero or negative by now: the negative is what they free in vain.
     evicted = [victim for victim, _ in picked if not candidates.is_ending(victim)]
     is_at_home = not is_borrowed(preemptor, cell.pool)
     evicts_at_home = is_at_home and any(not is_borrowed(victim, cell.pool) for victim in evicted)

@@ -26,7 +26,10 @@ _REPLACES_NOTHING: Final = frozenset(
 def build_process_replica(
     process: MetalProcess, service: QueuedService | None, vendors: Vendors, nomination: Nomination | None
 ) -> ReplicaUnit | None:
-    """Return a process as a unit; None if it holds no room and waits for none."""
+    """Return a MetalProcess as a unit; None if it has ended, so that it holds no room and waits for none.
+
+    It waits while it has no host. A service that is not its owner decides nothing about it, even if it has the name.
+    """
     spec, metadata = process.spec, process.metadata
     host, is_deleted = spec.host_name, metadata.deletion_timestamp is not None
     if is_over(process):
@@ -103,16 +106,22 @@ def _find_template(process: MetalProcess) -> str:
 
 
 def _without_mirrors(artifact: ApiStruct) -> dict[str, object]:
+    """Return the stated fields of an artifact without its mirrors."""
     return {name: value for name, value in without_defaults(artifact).items() if name != "mirrors"}
 
 
 def compare_siblings(
     replicas: Iterable[ReplicaUnit], processes: Sequence[MetalProcess], displaced: Container[str]
 ) -> list[ReplicaUnit]:
-    """Return the units of a service's processes with what follows from the others.
+    """Return the units of a service's processes with what follows from the other processes.
 
-    Units that are `displaced`, by uid, are marked to be replaced. Units that wait avoid the hosts on which a process of
-    the same owner and spec was rejected, has stopped by itself, or is displaced.
+    Args:
+        replicas: the processes as units.
+        processes: the processes.
+        displaced: uids of processes that must leave their host; their units are marked to be replaced.
+
+    Units that wait avoid each host on which a process of the same owner and spec was rejected, has stopped by itself,
+    or is displaced.
     """
     unwanted_cells: dict[tuple[str, str], set[str]] = {}
     for process in processes:

@@ -14,11 +14,12 @@ class QueueEventSender:
     """Sends Events one by one: many admissions at once are not slowed down by as many Events."""
 
     def __init__(self, leading: Leading) -> None:
+        """Send with the event recorder of this leader."""
         self._leading = leading
         self._sending = asyncio.Lock()
 
     async def send(self, service: ObjectKey, event: Event) -> None:
-        """Send an Event about a service that still exists, after those before it."""
+        """Send an Event about a service, after the Events before it; nothing is sent if the service is gone."""
         async with self._sending:
             stored = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
             if stored is not None:

@@ -72,7 +72,11 @@ def find_own_place(obj: Obj) -> float:
 
 
 def draw_place(creation_timestamp: object, uid: str) -> float:
-    """Return the place of an object that inherits none, as `find_own_place`; 0 if it states no time of creation."""
+    """Return the place in the queue of an object that inherits none: its creation time, which has whole seconds.
+
+    The microseconds are drawn from the uid, so that two objects of one second have different places, and each object
+    always the same. 0 if it states no time of creation.
+    """
     created = parse_time(creation_timestamp)
     if created is None:
         return 0.0
@@ -98,7 +102,18 @@ def limit_place(stated: object, own: float, service_created_at: float) -> float:
 
 
 def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wanted: int) -> dict[str, float]:
-    """Return the places that waiting units inherit now, by `Unit.uid`; most MetalProcesses have theirs from the start.
+    """Return the places that waiting units inherit now, by `Unit.uid`.
+
+    Successors keep the place of the replica that they replace, or a rollout would put a service at the end of the
+    queue.
+
+    1. Units of the present spec (`current`) inherit from units that are ending or gone, then from those of an earlier
+       spec.
+    2. Units of an earlier spec inherit what is left of ending ones: one that is evicted during a rollout comes back
+       first.
+    3. The rest inherits from units of other rollouts, such as those of another accelerator.
+
+    Most MetalProcesses have their place from the start.
 
     Args:
         replicas: all units of one service.
@@ -118,16 +133,20 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wante
 def _inherit(
     replicas: Iterable[ReplicaUnit], leaving: Collection[float], staying: Collection[float], taken: Collection[float]
 ) -> dict[str, float]:
-    """Return the earlier places that waiting replicas inherit, by uid: those of leaving units, then of staying ones.
+    """Return the earlier places that waiting replicas inherit, by uid; the oldest heir gets the earliest place.
 
-    The oldest heir gets the earliest place. `taken` are places that others have already.
+    Args:
+        replicas: the possible heirs. One that has inherited before gets nothing more.
+        leaving: places of units that are ending or gone; these are inherited first.
+        staying: places of units that will be replaced later.
+        taken: places that others have already.
     """
     inherited = dict[str, float]()
     # Sorted lists are heaps: even among thousands of places, the earliest is found without a search.
     from_leaving = sorted(set(leaving) - set(taken))
     from_staying = sorted(set(staying) - set(leaving) - set(taken))
     heirs = [replica for replica in replicas if replica.unit.state == "waiting" and not replica.has_inherited]
-    for heir in sorted(heirs, key=lambda unit: (unit.own_place, unit.unit.uid)):
+    for heir in sorted(heirs, key=lambda replica: (replica.own_place, replica.unit.uid)):
         # An heir inherits only a place that is earlier than its own.
         sources = [places for places in (from_leaving, from_staying) if places and places[0] < heir.own_place]
         if sources:
@@ -144,29 +163,35 @@ def _inherit_elsewhere(
 ) -> dict[str, float]:
     """Return the places that the `surplus` newest waiting units inherit from units of other rollouts, by uid.
 
-    They replace units that are about to end: of another accelerator, or of earlier weights. Which ones will end is not
-    known yet. The latest that wait are assumed to, so that no heir gets a better place than that of the unit that ends.
+    There are more units than wanted while a service changes to another accelerator or other weights: the new ones
+    (heirs) replace as many of the old ones (donors), which are about to end. Which donors will end is not known yet.
+    The latest that wait are assumed to, so that no heir gets a better place than that of the unit that ends.
     """
+
+    def wait_order(replica: ReplicaUnit) -> tuple[bool, float]:
+        """Return a sort key: units that wait come last, and of these the latest."""
+        return replica.unit.state == "waiting", replica.unit.enqueued_at
+
     # 1. List the units whose place may be inherited, by rollout, the latest that waits last.
-    holders = Counter(unit.unit.enqueued_at for unit in current)
+    holders = Counter(replica.unit.enqueued_at for replica in current)
     holders.update(inherited.values())
     # A place that two units have was inherited already.
-    donors = [unit for unit in current if holders[unit.unit.enqueued_at] == 1 and unit.unit.uid not in inherited]
-    donors.sort(key=lambda unit: (unit.unit.state == "waiting", unit.unit.enqueued_at))
+    donors = [donor for donor in current if holders[donor.unit.enqueued_at] == 1 and donor.unit.uid not in inherited]
+    donors.sort(key=wait_order)
     donors_of: dict[str, list[ReplicaUnit]] = {}
-    for unit in donors:
-        donors_of.setdefault(unit.rollout, []).append(unit)
+    for replica in donors:
+        donors_of.setdefault(replica.rollout, []).append(replica)
     # 2. Give the newest heirs the place of the last unit of another rollout.
-    heirs = [unit for unit in donors if unit.unit.state == "waiting" and not unit.has_inherited]
-    newest_first = sorted(heirs, key=lambda unit: (-unit.own_place, unit.unit.uid))
+    heirs = [replica for replica in donors if replica.unit.state == "waiting" and not replica.has_inherited]
+    newest_first = sorted(heirs, key=lambda replica: (-replica.own_place, replica.unit.uid))
     handed = dict[str, float]()
     for heir in newest_first[: max(0, surplus)]:
         for remaining in donors_of.values():
             # Heirs come from the newest to the oldest: a donor with a later place than this heir is of no use any more.
             while remaining and remaining[-1].unit.enqueued_at >= heir.own_place:
                 remaining.pop()
-        last = [units[-1] for rollout, units in donors_of.items() if units and rollout != heir.rollout]
-        donor = max(last, key=lambda unit: (unit.unit.state == "waiting", unit.unit.enqueued_at), default=None)
+        last_donors = [units[-1] for rollout, units in donors_of.items() if units and rollout != heir.rollout]
+        donor = max(last_donors, key=wait_order, default=None)
         if donor is not None:
             donors_of[donor.rollout].pop()
             handed[heir.unit.uid] = donor.unit.enqueued_at
@@ -176,14 +201,20 @@ def _inherit_elsewhere(
 def list_open_places(
     replicas: Sequence[ReplicaUnit], freed: Iterable[float], assigned: Mapping[str, float], wanted: int
 ) -> list[float]:
-    """Return the freed places that must still be kept in the ledger: those that no living unit has yet.
+    """Return the freed places that must be kept in the ledger for units that do not have them yet.
 
     A place that was assigned is kept until the unit is annotated with it. Of the others, as many are kept as replicas
-    lack: a replica that is added later must not go before units that wait by then.
+    are missing; the rest is dropped, so that a replica added later does not pass units that wait by then.
+
+    Args:
+        replicas: all units of one service.
+        freed: the places in the ledger.
+        assigned: the places of `assign_places`, by uid.
+        wanted: the number of replicas of the service.
     """
     current, earlier, _ending = split_replicas(replicas)
     # A unit that inherits another place leaves its own to the next heir.
-    unheld = set(freed) - _places_of(unit for unit in (*current, *earlier) if unit.unit.uid not in assigned)
+    unheld = set(freed) - _places_of(replica for replica in (*current, *earlier) if replica.unit.uid not in assigned)
     promised = unheld.intersection(assigned.values())
     # Without a limit, somebody who keeps deleting pods before they inherit would fill the ledger.
     lacking = max(0, wanted - len(current))
@@ -191,13 +222,15 @@ def list_open_places(
 
 
 def _places_of(replicas: Iterable[ReplicaUnit]) -> set[float]:
+    """Return the places in the queue that these replicas have."""
     return {replica.unit.enqueued_at for replica in replicas}
 
 
 def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[str]]:
-    """Return the uids of running units of an earlier template that each waiting unit may replace, by `Unit.uid`.
+    """Return the uids of running units of an earlier spec that each waiting unit may replace, by `Unit.uid`.
 
-    Each running unit is replaced by one waiting unit at most: by that which is nominated for its place, if any is.
+    Only units of the same rollout (Deployment) replace each other, and each running unit is replaced by one waiting
+    unit: by that which is nominated for its place, else by turns.
     """
     current, earlier, _ending = split_replicas(replicas)
     heirs_of, earlier_of = dict[str, list[Unit]](), dict[str, list[str]]()
@@ -223,17 +256,19 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
 
 
 def find_superseded(replicas: Sequence[ReplicaUnit], wanted: int) -> frozenset[str]:
-    """Return the uids of waiting units of an earlier template that are not wanted any more.
+    """Return the uids of waiting units of an earlier spec that are not wanted any more.
 
-    In their stead a unit of a later template waits, or as many replicas as are wanted have a place. The latter counts
-    only if a template is marked as an earlier one: of two that were made in one second, times may be misleading.
+    In their stead a unit of a later spec waits, or as many replicas as are wanted have a place. The latter counts only
+    if the template is marked as an earlier one (`is_present` is False, not None): an order by time may be misleading.
     """
     current, earlier, _ending = split_replicas(replicas)
-    waiting = [unit for unit in earlier if unit.unit.state == "waiting"]
-    has_enough = sum(unit.unit.state == "running" for unit in (*current, *earlier)) >= wanted
-    rollouts = {unit.rollout for unit in current if unit.unit.state == "waiting"}
+    waiting = [replica for replica in earlier if replica.unit.state == "waiting"]
+    has_enough = sum(replica.unit.state == "running" for replica in (*current, *earlier)) >= wanted
+    rollouts = {replica.rollout for replica in current if replica.unit.state == "waiting"}
     return frozenset(
-        unit.unit.uid for unit in waiting if unit.rollout in rollouts or (has_enough and unit.is_present is False)
+        replica.unit.uid
+        for replica in waiting
+        if replica.rollout in rollouts or (has_enough and replica.is_present is False)
     )
 
 
@@ -247,31 +282,31 @@ class SplitReplicas(NamedTuple):
 
 
 def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
-    """Return the units that stay, those that are replaced, and those that end.
+    """Return the units that stay, those that are to be replaced, and those that end.
 
-    Where nothing else says so, the present template of a rollout is that of which the first unit is the latest: a pod
-    of an earlier one that is evicted during the rollout comes back with the earlier template, later than those of the
-    present one.
+    To be replaced are units that are displaced from their host, and those of an earlier template of their rollout. A
+    unit may say itself whether its template is the present one. Otherwise the present one is the template whose first
+    unit is the latest; not that of the latest unit, since an evicted unit comes back with its earlier template.
     """
     everything = list(replicas)
-    ending = [unit for unit in everything if unit.unit.state == "ending"]
-    living = [unit for unit in everything if unit.unit.state != "ending"]
+    ending = [replica for replica in everything if replica.unit.state == "ending"]
+    living = [replica for replica in everything if replica.unit.state != "ending"]
     # 1. Find the present template of each rollout: that of which the first unit is the latest.
     first_place: dict[tuple[str, str], float] = {}
-    for unit in everything:
-        template = unit.rollout, unit.template
-        first_place[template] = min(unit.own_place, first_place.get(template, unit.own_place))
+    for replica in everything:
+        template = replica.rollout, replica.template
+        first_place[template] = min(replica.own_place, first_place.get(template, replica.own_place))
     present: dict[str, tuple[float, str]] = {}
-    for unit in living:
-        began = first_place[unit.rollout, unit.template], unit.template
-        present[unit.rollout] = max(began, present.get(unit.rollout, began))
+    for replica in living:
+        began = first_place[replica.rollout, replica.template], replica.template
+        present[replica.rollout] = max(began, present.get(replica.rollout, began))
     # 2. Sort the units by it, unless they say themselves whether their template is the present one.
     current, earlier = list[ReplicaUnit](), list[ReplicaUnit]()
-    for unit in living:
-        _began, present_template = present[unit.rollout]
-        is_present = unit.template == present_template if unit.is_present is None else unit.is_present
-        if is_present and not unit.is_displaced:
-            current.append(unit)
+    for replica in living:
+        _began, present_template = present[replica.rollout]
+        is_present = replica.template == present_template if replica.is_present is None else replica.is_present
+        if is_present and not replica.is_displaced:
+            current.append(replica)
         else:
-            earlier.append(unit)
+            earlier.append(replica)
     return SplitReplicas(current=current, earlier=earlier, ending=ending)

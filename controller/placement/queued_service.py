@@ -171,7 +171,10 @@ def find_queued_service(
 def _read_service(
     obj: Obj, deployments: Sequence[Obj], table: PoolTable, *, is_queued_by_default: bool
 ) -> QueuedService:
-    """Return the facts of a service that the queue reads; equal facts are the same object."""
+    """Return the facts of a service that the queue reads; equal facts are the same object.
+
+    While the status is of an earlier spec (`is_assessed` is False), what it says of memory and speeds does not count.
+    """
     service = msgspec.convert(obj, QueuedServiceObject)
     metadata, spec, status = service.metadata, service.spec, service.status
     is_assessed = status.observed_generation == metadata.generation
@@ -203,6 +206,7 @@ def _read_service(
 
 
 def _read_deployment(obj: Obj) -> OwnDeployment:
+    """Return name and template mark of a Deployment."""
     return OwnDeployment(obj["metadata"]["name"], read_template_mark(obj["spec"]["template"]))
 
 
@@ -226,9 +230,11 @@ def read_speeds(
 ) -> SpeedProfile:
     """Return `status.speeds` of a service as the planner reads it: by the class of a single device, as of cells.
 
+    If the service demands a speed or a fit, a class that is not listed is refused: it came later, or the list is full.
+
     Args:
         speeds: `status.speeds`.
-        demands: `spec.placement`. A class that is not listed meets none: it came later, or the list is full.
+        demands: `spec.placement`.
     """
     stated = [(find_single_class(speed.device_class), speed) for speed in speeds]
     unlisted = _find_unlisted_refusal(demands)
@@ -265,7 +271,11 @@ def has_device(need: Amounts, vendors: Vendors) -> bool:
 
 
 def demand_slices(need: Amounts, service: QueuedService | None, vendors: Vendors) -> SliceDemand | None:
-    """Return the demand of a pod on shared devices, or None if it requests none."""
+    """Return the demand of a pod on devices that it might share with others, or None if it requests none.
+
+    It requests a part of a device by the vendor's resource for shared devices, or whole devices, which a node may
+    share.
+    """
     bytes_each = service.device_bytes if service is not None else None
     for vendor in vendors.values():
         # Only a vendor with a label for shared devices has any.

@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple, cast
 
+from controller.placement.found_place import RESERVED, order_parts
 from controller.placement.node_rules import find_untolerated
-from controller.placement.place_search import RESERVED, order_parts
 from controller.placement.planner import PlanRules, Round
 from controller.placement.pool_limits import DEVICES, LimitReason, LimitRefusal, PoolRules, amount_text, limit_text
 from controller.placement.units import (
@@ -133,20 +133,26 @@ def describe_limit(refusal: LimitRefusal, unit: Unit) -> ReasonAndRemedy:
 
 
 def _explain_limit(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that a limit of a pool or a quota keeps the unit out."""
     return describe_limit(cast("LimitRefusal", place.limit), place.unit)
 
 
 def _explain_fit(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the cell has room, so that the unit gets it soon."""
     return f"the {place.cell.kind} has room", "wait for the next round"
 
 
 def _explain_nomination(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the cell is held for the unit until its victims have ended."""
     number = len(place.unit.nomination.victims) if place.unit.nomination is not None else 0
     return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
 
 
 def _explain_head(place: RefusedPlace) -> ReasonAndRemedy:
-    """Explain that a unit ahead waits for the cell."""
+    """Explain that a unit ahead waits for the cell.
+
+    If the cell is reserved down to the lowest rank, a higher priority does not help.
+    """
     closure = place.made.closed[place.cell.id]
     head = closure.head
     waiting = f"{head.key} of priority {head.priority} is ahead and waits for this {place.cell.kind}"
@@ -156,16 +162,19 @@ def _explain_head(place: RefusedPlace) -> ReasonAndRemedy:
 
 
 def _explain_kind(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the unit cannot run on such a cell: a pod on a host, or a process on a node."""
     needed = "nodes" if isinstance(place.unit.requirement, NodeRequirement) else "hosts"
     return f"a {place.unit.key.kind} runs on {needed}", f"let the service use a pool of {place.cell.kind}s"
 
 
 def _explain_pool(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the cell is in a pool that the service does not use."""
     pool, pools = place.cell.pool, ", ".join(place.unit.pools)
     return f"pool {pool} is not among {pools}", f"let the service use pool {pool}"
 
 
 def _explain_small(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the cell has too little of a resource even if nothing else runs there."""
     remedy = f"lower the need of {place.resource}, or add a larger {place.cell.kind}"
     return _describe_shortage(place, place.cell.total.get(place.resource, 0), "in all", remedy)
 
@@ -177,7 +186,7 @@ def _explain_shortage(place: RefusedPlace) -> ReasonAndRemedy:
         return "the scheduler is about to choose the devices of an earlier claim there", "wait"
     left = max(0, made.left[cell.id].get(name, 0))
     lacking = _amount_text(name, largest_part(unit).get(name, 0) - left)
-    raising = ", or raise spec.priority" if made.candidates.could_yield(unit, {cell.id: cell}, made.left) else ""
+    raising = ", or raise spec.priority" if made.candidates.priority_helps(unit, {cell.id: cell}, made.left) else ""
     return _describe_shortage(place, left, "left", f"end replicas that hold {lacking} of {name} there{raising}")
 
 
@@ -197,12 +206,13 @@ def _amount_text(name: str, amount: int) -> str:
 
 
 def _explain_shared(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that a replica with several devices cannot have shared ones."""
     demand = place.on_node.slices or SliceDemand(0)
     return f"{demand.number} slices of its shared devices may be of the same device", f"{_WHOLE}, or ask for one"
 
 
 def _explain_slices(place: RefusedPlace) -> ReasonAndRemedy:
-    """Explain that a slice of a shared device has too little memory, or may have."""
+    """Explain that a slice (part) of a shared device has too little memory for the replica, or may have."""
     bytes_each = (place.on_node.slices or SliceDemand(0)).bytes_each
     if bytes_each is None:
         return "a slice of a shared device is no whole one, and how much the replica takes of it is unknown", _WHOLE
@@ -215,33 +225,39 @@ _WHOLE: Final = "use a node whose devices are not shared"
 
 
 def _explain_node_rules(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that rules of the service refuse the node."""
     rules = "nodeSelector, affinity or tolerations of the service"
     return f"{rules} do not admit the node", f"change them, or labels and taints of {place.cell.name}"
 
 
 def _explain_volume(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that a volume of the pod is on other nodes."""
     names = ", ".join(sorted(place.on_node.volume_nodes or ())) or "no node"
     return f"a volume of the pod is bound to {names}", "use a volume that is reachable from more nodes"
 
 
 def _explain_runtime(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the host does not have the engine."""
     runtime = place.on_host.runtime
     return f"{runtime} is not installed there", f"install {runtime} on {place.cell.name}"
 
 
 def _explain_namespace(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the host is given to other namespaces."""
     names = ", ".join(sorted(place.cell.namespaces))
     remedy = f"add {place.unit.key.namespace} to spec.namespaces of MetalHost {place.cell.name}"
     return f"the host is given to {names}", remedy
 
 
 def _explain_label(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the host lacks labels that the service requires."""
     missing = [f"{key}={value}" for key, value in sorted(place.on_host.selector - place.cell.labels)]
     remedy = f"kubectl label metalhost {place.cell.name} {shlex.join(missing)}"
     return f"the host lacks {', '.join(missing)} of nodeSelector", remedy
 
 
 def _explain_taint(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that a host has a taint that the service does not tolerate."""
     taint = find_untolerated(place.cell.taints, place.on_host.tolerations)
     key, text = (taint.key, taint.text) if taint is not None else ("", "")
     remedy = f"add it to spec.tolerations, or pomona host taint {place.cell.name} {key}-"
@@ -249,34 +265,41 @@ def _explain_taint(place: RefusedPlace) -> ReasonAndRemedy:
 
 
 def _name_class(place: RefusedPlace) -> str:
+    """Return the device class of the cell for a sentence."""
     return f"device class {place.cell.device_class or 'unknown'} of the {place.cell.kind}"
 
 
 def _explain_slow(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the replica would be slower there than the service demands."""
     speed = format_rate(place.unit.speeds.tokens_per_second.get(place.cell.device_class, 0.0))
     remedy = "lower spec.placement.minTokensPerSecond, or use a smaller quantization"
     return f"the replica has {speed} tokens/s on {_name_class(place)}", remedy
 
 
 def _explain_unknown_speed(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the service demands a speed, and that of this device class is not known."""
     remedy = "remove spec.placement.minTokensPerSecond, or measure the speed: pomona bench"
     return f"the speed of the replica on {_name_class(place)} is unknown", remedy
 
 
 def _explain_tight(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the replica would fit there less well than the service demands."""
     return f"the replica fits on {_name_class(place)} less well than minFit", "lower spec.placement.minFit"
 
 
 def _explain_not_faster(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the cell is no better place for the successor of a slow replica."""
     least = f"{format_rate(place.unit.speeds.least)} tokens/s"
     return f"it replaces a slow replica, and {_name_class(place)} is not known to reach {least}", ""
 
 
 def _explain_avoided(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that a predecessor was rejected there or had to leave."""
     return f"the {place.cell.kind} has rejected or displaced the replica before", "wait, or solve the cause there"
 
 
 def _explain_closed(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that the cell takes no new unit, mostly in the words of the cell."""
     kind = place.cell.kind
     return place.cell.closed_message or f"the {kind} takes no new replica", f"open the {kind}"
 

@@ -63,9 +63,15 @@ def explain_unit(
 
 
 def _measure_distance(explanation: CellExplanation, unit: Unit, left: Amounts) -> tuple[int, float, int]:
-    """Return a sort key of how far a cell is from running a unit: kind of obstacle, share of need that lacks, effort.
+    """Return a sort key of how far a cell is from running a unit: the nearest cell first.
 
-    `left` is what the round left free on the cell.
+    It runs the unit next (0); has the room, so that something else stands in the way (1); lacks room (2), the less the
+    nearer; or does not count at all (3). Equally near cells are ordered by the effort to end what stands in the way.
+
+    Args:
+        explanation: why the cell does not run the unit.
+        unit: the unit.
+        left: what the round left free on the cell.
     """
     reason, need = explanation.refusal.reason, largest_part(unit)
     # The largest share of what is needed of a resource that is not left.

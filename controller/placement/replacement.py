@@ -107,9 +107,10 @@ def is_active(replacement: SpeedReplacement | None) -> bool:
 
 
 def count_surge(replacement: SpeedReplacement | None, replicas: Sequence[PresentReplica], wanted: int) -> int:
-    """Return the number of pods beyond those that are wanted: 1 until the new replica is ready or the old one has gone.
+    """Return the number of pods that a service has beyond those wanted while a slow one is replaced: 0 or 1.
 
-    It stays 1 until the old pod is marked, so that this is the one which ends.
+    It is 1 until the new replica is ready and the old one is marked to end first, or the old one has gone: without the
+    mark, a smaller number might end the new one.
     """
     if replacement is None or not is_active(replacement):
         return 0
@@ -136,8 +137,8 @@ def pick_worst(degraded: Sequence[DegradedReplica]) -> DegradedReplica:
 def find_cool_down(last: SpeedReplacement, cool_down_seconds: float, now: datetime) -> float:
     """Return the seconds until the namespace may have another replacement; 0 or negative if it may have one now.
 
-    A tenant decides how long a replica takes to be ready: so a namespace has a second place for a tenth of the time at
-    the most.
+    While a replica is replaced, its service holds two places, and the tenant decides how long that takes. So the pause
+    is at least LEAST_PAUSE times as long as the last replacement: a second place for a tenth of the time at the most.
     """
     started, ended = parse_time(last.started_at), parse_time(last.ended_at or "")
     if ended is None:
@@ -232,7 +233,12 @@ class Progress(NamedTuple):
 
 
 def continue_replacement(replacement: SpeedReplacement, facts: ServiceFacts, now: datetime) -> Progress:
-    """Return the replacement as it is now: still under way, or ended with its outcome."""
+    """Return the replacement as it is now: still under way, or ended with its outcome.
+
+    It has Moved once the old replica has gone and enough others are ready. It is given up if the old replica is lost,
+    not ready or must not be replaced any more, or if the new one takes too long: to get a place, to become ready, or to
+    let the old one end.
+    """
     leaving = next((replica for replica in facts.replicas if replica.uid == replacement.uid), None)
     others = [replica for replica in facts.replicas if replica is not leaving]
     ready = [other for other in others if other.is_ready]

@@ -72,7 +72,18 @@ class RoundPacer:
     def note_round(
         self, cause: RoundCause, began_at: float, ended_at: float, *, spent_seconds: float, has_decided: bool
     ) -> None:
-        """Note a round that has ended; one without a decision adds to the rest that is due before the next one."""
+        """Note a round that has ended; one without a decision must be made up for by a rest before the next one.
+
+        The rest is a multiple of its processor time. It delays rounds of its own cause and of less urgent ones, which
+        are lower values of RoundCause.
+
+        Args:
+            cause: the cause of the round.
+            began_at: when it began.
+            ended_at: when it ended.
+            spent_seconds: processor time that it took.
+            has_decided: it decided something, so no rest is due.
+        """
         self._began_at, self._ended_at = began_at, ended_at
         if has_decided:
             return
@@ -95,6 +106,7 @@ class RoundTrigger:
     """
 
     def __init__(self, list_cells: Callable[[], Sequence[Cell]]) -> None:
+        """Start without a round that is due."""
         self._list_cells = list_cells
         self._changed = asyncio.Event()
         self._due: RoundCause | None = None
@@ -115,6 +127,7 @@ class RoundTrigger:
         self._changed.set()
 
     def _raise_cause(self, cause: RoundCause) -> None:
+        """Make a round due for this cause, unless one is due for a higher cause."""
         self._due = cause if self._due is None else max(cause, self._due)
 
     def note_cells(self) -> None:
@@ -122,7 +135,11 @@ class RoundTrigger:
         self._changed.set()
 
     async def wait(self) -> None:
-        """Wait until a round is due and may begin; note that it begins now, and why."""
+        """Wait until a round is due and may begin; note that it begins now, and why.
+
+        A change may wake this, or the time at which a due round may begin. Cells are compared then: if one has got room
+        for a unit, that is a cause as well. Otherwise it sleeps a little, so that changes at once are taken together.
+        """
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):

@@ -234,12 +234,14 @@ def _describe_closed(counts: CellCounts, noun: str) -> str:
 
 
 def _describe_amount(resource: str, amount: int) -> str:
+    """Return an amount with its resource, such as `nvidia.com/gpu: 2` or `memory: 8.0 GiB`."""
     if resource == MEMORY:
         return f"{resource}: {size_text(amount)}"
     return f"{resource}: {amount}{'m' if resource == CPU else ''}"
 
 
 def _count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `2 nodes`."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
@@ -250,4 +252,5 @@ def _name_addition(unit: Unit) -> str:
 
 
 def _noun(unit: Unit) -> str:
+    """Return `node` for the unit of a pod, `host` for that of a process."""
     return "node" if isinstance(unit.requirement, NodeRequirement) else "host"

@@ -72,7 +72,10 @@ _NEAR_SHARE: Final = 0.1
 
 
 def measure_need(unit: Unit) -> tuple[Lane, int]:
-    """Return the pool and scarce resource (lane) of a unit, and how much of it the unit needs."""
+    """Return the lane of a unit, which is its home pool with the resource that is scarce, and its need of that.
+
+    Scarce is the device resource that the unit needs, or memory if it needs none.
+    """
     totals: dict[str, int] = {}
     for part in unit.parts:
         for name, amount in part.items():
@@ -85,6 +88,7 @@ class _Flow:
     """A sum of amounts over time in which older amounts decay."""
 
     def __init__(self) -> None:
+        """Start without any amount."""
         self.count = self.amount = self.squares = 0.0
 
     def add(self, amount: float) -> None:
@@ -104,6 +108,7 @@ class _Errors:
     """The errors of the latest forecasts, in standard deviations of the model."""
 
     def __init__(self) -> None:
+        """Start without any error."""
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
 
@@ -119,8 +124,10 @@ class _Errors:
             self._sorted.pop(bisect.bisect_left(self._sorted, self._latest.popleft()))
 
     def find_quantile(self, share: float) -> float:
-        """Return the error below which a further error is with probability `share`, interpolated between known ones."""
-        # A further error falls into each of the count + 1 gaps between the known ones alike.
+        """Return the error that a further one stays below with probability `share`, interpolated between known ones.
+
+        There must be one. A further error falls into each of the count + 1 gaps between the sorted known errors alike.
+        """
         place = min(max(share * (self.count + 1) - 1, 0.0), self.count - 1.0)
         below = int(place)
         above = min(below + 1, self.count - 1)
@@ -131,8 +138,10 @@ class LaneHistory:
     """The past of a lane: releases of room, arrivals by rank of priority, and the outcomes of forecasts."""
 
     def __init__(self, now: float) -> None:
+        """Start without any knowledge at a time in seconds; all sums are of amounts of the lane's scarce resource."""
         self._at = now
         self._seconds = 0.0
+        """Time over which the sums were taken; it decays as they do."""
         self._run_seconds = 0.0
         """Integral of the amount that ran."""
         self.running = 0.0
@@ -148,7 +157,10 @@ class LaneHistory:
         return not self.running and self._releases.count < LEAST_REMEMBERED and not self._errors
 
     def advance(self, now: float) -> None:
-        """Decay the sums until now; a clock that jumps back changes nothing."""
+        """Reduce the weight of what was seen until the last call, and add what has run since.
+
+        All sums decay by e in MEMORY_SECONDS. A clock that jumps back changes nothing.
+        """
         seconds = max(0.0, now - self._at)
         self._at = now
         factor = math.exp(-seconds / MEMORY_SECONDS)
@@ -172,9 +184,14 @@ class LaneHistory:
         self._errors.setdefault(rank, _Errors()).add(error)
 
     def forecast_wait(self, rank: int, needed: float) -> Forecast | NoEstimate:
-        """Return the expected wait of a unit of a rank, until `needed` has become free, its own need included.
+        """Return the expected wait of a unit until `needed` has become free, which includes its own need.
 
         That is `needed` divided by what becomes free per second, minus what more important units take of it.
+        TooFewSeen: too little has ended so far. Overtaken: more important units take nearly all that becomes free.
+
+        Args:
+            rank: the rank of the unit's priority; the lower, the more important.
+            needed: the need of all units ahead of it, and its own.
         """
         releases = self._releases
         if releases.count < LEAST_RELEASES or self._run_seconds <= 0 or needed <= 0:
@@ -193,7 +210,11 @@ class LaneHistory:
         return Forecast(max(needed / rate, 1.0), math.sqrt(variance))
 
     def find_range(self, rank: int, forecast: Forecast, now: float) -> StartRange | NoEstimate:
-        """Return the range of a forecast for a unit of a rank, if it is narrow enough to be worth something."""
+        """Return the range of time in which a unit starts, by how far earlier forecasts for its rank were off.
+
+        TooFewSeen: too few of them have an outcome. TooFewAhead: the range is too wide to be worth something, as few
+        units are ahead whose differences might even out.
+        """
         errors = self._errors.get(rank)
         if errors is None or errors.count < LEAST_ERRORS:
             return "TooFewSeen"

@@ -62,6 +62,7 @@ class _Waiting:
     """The forecasts of a waiting unit."""
 
     def __init__(self) -> None:
+        """Start without a forecast or a range."""
         self.forecasts: list[tuple[float, Forecast]] = []
         """Each with the time when it was made."""
         self.needed_at_forecast = 0.0
@@ -75,16 +76,23 @@ class StartEstimator:
     """The estimates of all waiting units, and what they are made of."""
 
     def __init__(self, on_start: Callable[[UnitStart], None] = lambda _start: None) -> None:
+        """Start without any history; `on_start` gets each unit that starts, with its first estimate."""
         self._on_start = on_start
         self._lanes: dict[Lane, LaneHistory] = {}
         self._runs: dict[str, _Run] = {}
+        """By uid of each unit with a place: its lane, and the amount that it holds there."""
         self._waiting: dict[str, _Waiting] = {}
+        """By uid of each waiting unit: its forecasts."""
         self._displaced: set[str] = set()
         """Units that end for another one, which takes their room."""
         self._seen_at: float | None = None
+        """Time of the last observation."""
 
     def observe(self, units: Iterable[Unit], evicted: Collection[str], pools: Mapping[str, str], now: float) -> None:
         """Note what has come, started and ended since the last observation; report each start.
+
+        What a unit releases by its end counts for later estimates, unless another unit was to get its room
+        (`displaced`).
 
         Args:
             units: all units.
@@ -125,11 +133,14 @@ class StartEstimator:
         self._seen_at = now
 
     def estimate(self, unit: Unit, lane: Lane, needed: float, now: float) -> StartRange | NoEstimate:
-        """Return when a waiting unit probably starts; the last range stays while a new one would tell nothing new.
+        """Return the range of time in which a waiting unit probably starts, or why that is not known.
+
+        The last range is repeated while it is still narrow and a new one would be nearly the same: it should not
+        flicker. Each time that half of the need ahead is gone, a forecast is kept: its error is learned at the start.
 
         Args:
             unit: the unit.
-            lane: where it waits.
+            lane: where it waits: a pool and the scarce resource.
             needed: what all units ahead of it in the lane need, and it itself.
             now: the wall clock, in seconds since 1970.
         """
@@ -169,7 +180,10 @@ class StartEstimator:
             self._get_history(lane, now).add_arrival(unit.rank, amount)
 
     def _count_start(self, unit: Unit, now: float) -> None:
-        """Report a unit that was admitted, and learn from its forecasts; not during the first observation."""
+        """Report a unit that has started, and learn how far its forecasts were off.
+
+        Units of the first observation are not reported: they may have started long ago.
+        """
         waited = self._waiting.pop(unit.uid, None)
         if waited is None:
             self._count_arrival(unit, now)

@@ -100,7 +100,10 @@ class SliceDemand(NamedTuple):
     """It asks for a part of a shared device by name."""
 
     def refuse(self, slice_bytes: int) -> str:
-        """Return why slices with so much memory do not do, as one CamelCase word; empty if they do."""
+        """Return why slices (the parts of shared devices that pods get) of this size do not do; empty if they do.
+
+        The reason is one CamelCase word.
+        """
         # Several slices may be of the same device.
         if self.number > 1:
             return "SharedDevices"
@@ -247,7 +250,11 @@ class SpeedProfile(msgspec.Struct, frozen=True, dict=True):
     """Least speed of a better place in tokens/s: slower and unknown classes are refused as `NOT_FASTER`; 0: none is."""
 
     def refuse(self, device_class: str) -> str:
-        """Return why a replica is not placed on a device class, as one CamelCase word; empty if it may be."""
+        """Return why a replica is not placed on a device class, as one CamelCase word; empty if it may be.
+
+        In this order: the service refuses the class, the class was not assessed, or it is not faster than the place of
+        the slow replica that is replaced (`least`).
+        """
         if refusal := self.refusals.get(device_class):
             return refusal
         if self.unlisted and device_class not in self.accepted:
@@ -343,7 +350,10 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def freed(self) -> dict[str, Amounts]:
-        """Amounts that its end frees, by `Cell.id`."""
+        """Amounts that its end frees, by `Cell.id`: those of its parts, and those in `freed_beside`.
+
+        Empty unless the cell of each part is known.
+        """
         freed = add_by_cell(self.parts, self.cells)
         if not self.freed_beside:
             return freed

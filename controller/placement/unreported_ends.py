@@ -31,14 +31,17 @@ class UnreportedEnds:
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
+        """Start without processes; `add_to` learns them from round to round."""
         self._wake = wake
         self._last_placed: dict[str, Unit] = {}
         self._ends: dict[str, _UnreportedEnd] = {}
 
     def add_to(self, units: tuple[Unit, ...], store: Store) -> tuple[Unit, ...]:
-        """Return the units together with ended processes that hosts still report, as ending units.
+        """Return the units, with ended processes added as ending units while their host reports their memory as taken.
 
-        Processes that have gone since the last call are noted as ended, and forgotten once reported, or after a time.
+        Otherwise this memory would seem to be lost between the two reports of an agent, of the process and of its host.
+        Processes that have gone since the last call are noted as ended; they are forgotten once the host has reported
+        it, or after UNREPORTED_SECONDS.
         """
         loop = asyncio.get_running_loop()
         placed = {unit.uid: unit for unit in units if unit.key.kind == "process" and unit.cells}

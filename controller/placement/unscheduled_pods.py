@@ -50,6 +50,7 @@ class UnscheduledPods:
     """
 
     def __init__(self) -> None:
+        """Start without refusals."""
         self._since: dict[str, float] = {}
         """Time of the loop, by uid of the unit."""
         self._refusals: dict[tuple[str, ObjectKey], float] = {}
@@ -62,7 +63,9 @@ class UnscheduledPods:
     def list_overdue(
         self, store: Store, units: Iterable[Unit], now: float, is_elastic: Callable[[Unit], bool]
     ) -> OverduePods:
-        """Note which units the scheduler refuses now; return those that it has refused for too long.
+        """Note which admitted units the scheduler refuses now; return those that it has refused for too long.
+
+        Their pods go back to the queue. One without a cell has more time, since an autoscaler may add a node for it.
 
         Args:
             store: the watch cache.
@@ -87,9 +90,10 @@ class UnscheduledPods:
         return OverduePods(tuple(overdue), min(waits, default=None))
 
     def note_refusal(self, unit: Unit, now: float) -> Sequence[str]:
-        """Note that its cells refuse a service, and return those that refuse services of several namespaces.
+        """Note that the cells of a unit refuse its service; return those that refuse services of several namespaces.
 
-        A pod that no node takes says nothing of nodes, or one tenant could close them all to others.
+        Such a cell is probably the cause itself. A pod that no node takes says nothing of a cell: otherwise one tenant
+        could close all cells to others.
         """
         # Forget the oldest refusals, which do not count any more.
         while self._refusals:
@@ -105,6 +109,7 @@ class UnscheduledPods:
         return [cell for cell in unit.cells if len({key.namespace for key in self._services_of[cell]}) > 1]
 
     def _forget(self, cell: str, service: ObjectKey) -> None:
+        """Forget that a cell has refused a service."""
         del self._refusals[cell, service]
         _discard(self._services_of, cell, service)
         _discard(self._cells_of, service, cell)
@@ -126,8 +131,8 @@ def _discard(groups: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
 def find_refusal(store: Store, unit: Unit) -> str | None:
     """Return why no scheduler places the pods of an admitted unit; None: it places them, or has not tried yet.
 
-    A unit without a cell, or that claims devices and is not bound, counts as refused even before a scheduler has tried:
-    it holds up others, and its scheduler may not exist.
+    A unit without a cell, or that claims devices, holds up others until it is bound. So it counts as refused even
+    before a scheduler has tried: its scheduler may not exist.
     """
     is_placed = unit.key.kind == "pod" and unit.evictable_since is not None
     if unit.state != "running" or unit.key.kind == "process" or is_placed:

@@ -23,6 +23,7 @@ class VanishedUnits:
     """The units of the last round, and the places of those of them that have vanished since."""
 
     def __init__(self) -> None:
+        """Start without units; each round tells those that it has read to `expect`."""
         self._units: dict[str, Unit] = {}
         self._freed: list[FreedPlace] = []
         self._vanished_in_round: set[str] | None = None
@@ -33,7 +34,10 @@ class VanishedUnits:
         self._vanished_in_round = set()
 
     def expect(self, units: Iterable[Unit]) -> None:
-        """Remember the units that a round has read; record the places of those that vanished meanwhile."""
+        """Remember the units that a round has read, to know the place of each that vanishes before the next round.
+
+        Units that vanished while the round read them are recorded now.
+        """
         self._units = {unit.uid: unit for unit in units if unit.service_uid}
         for uid in self._units.keys() & (self._vanished_in_round or ()):
             self._freed.append(build_freed_place(self._units.pop(uid)))

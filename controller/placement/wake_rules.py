@@ -25,6 +25,7 @@ class RoomWatch:
     """The cells as last seen, and the least that any waiting unit needs."""
 
     def __init__(self) -> None:
+        """Start without cells and without units that wait."""
         self._cells: Sequence[Cell] = ()
         self._least_needs: Mapping[str, Amounts] = {}
 
@@ -60,7 +61,7 @@ class RoomWatch:
 
 
 def _drop_ratings(old: Cell, new: Cell) -> Cell:
-    """Return the old cell with the new free amounts and ratings, whose change alone makes no room."""
+    """Return the old cell with the new free amounts and ratings: if it then equals the new one, only these differ."""
     return msgspec.structs.replace(
         old,
         free=new.free,
@@ -72,7 +73,10 @@ def _drop_ratings(old: Cell, new: Cell) -> Cell:
 
 
 def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:
-    """Return by pool the least of each resource that any waiting unit needs: a cell with less has room for none."""
+    """Return by pool the least of each resource that any waiting unit needs: a cell with less has room for none.
+
+    A resource that one of the units does not need is left out.
+    """
     least: dict[str, dict[str, int]] = {}
     for unit in waiting:
         for pool in unit.pools:
@@ -119,18 +123,19 @@ def _is_of_units(store: Store, resource: Resource, obj: Obj) -> bool:
 
 
 def _list_pods(store: Store, namespace: str, service: str) -> Sequence[Obj]:
+    """Return the pods of a service."""
     return store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, service))
 
 
 def decisive_facts(resource: Resource, obj: Obj) -> object:
-    """Return the fields of an object that the queue reads; no other change starts a round."""
+    """Return the facts of an object that decisions of the queue depend on; no other change starts a round."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     if resource == INFERENCE_SERVICES:
         # The rest of a status counts only once it is of the present spec; units wait for that.
         generation = metadata.get("generation")
         if status.get("observedGeneration") != generation:
             return generation, status.get("accelerator")
-        # A class that is newly accepted makes room; another speed of one does not.
+        # A device class that is newly accepted makes room; another speed of one does not.
         refused = [(speed["deviceClass"], speed.get("refusal")) for speed in status.get("speeds") or ()]
         accepted = sorted(name for name, refusal in refused if refusal is None)
         return generation, status.get("accelerator"), status.get("deviceMemoryBytes"), accepted, len(refused)

@@ -39,6 +39,7 @@ class WriteRetries:
     """The failures of all units, by uid; `wake` is called when a pause is over."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
+        """Start without failures."""
         self._wake = wake
         self._failures: dict[str, WriteFailures] = {}
 

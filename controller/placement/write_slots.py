@@ -7,13 +7,19 @@ their slots, and no further one of the namespace begins meanwhile: others are ad
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Final
 
-from kube.errors import Unreachable
+import structlog
+
+from controller.placement.admission_writer import StaleUnit
+from controller.placement.write_retries import LAST_RETRY_SECONDS, WriteRetries
+from kube.errors import ApiError, Unreachable
 
 HANG_SECONDS: Final = 2.0
 """Time after which a write hangs."""
+
+log = structlog.get_logger()
 
 
 class NamespaceHangs(Unreachable):
@@ -28,13 +34,18 @@ class WriteSlots:
     """
 
     def __init__(self, number: int) -> None:
+        """Start with all slots free."""
         self._slots = asyncio.Semaphore(number)
         self._hanging = Counter[str]()
         """Number of the writes that hang by namespace."""
 
     @contextlib.asynccontextmanager
     async def hold(self, namespace: str) -> AsyncIterator[None]:
-        """Hold a slot during a write, which loses it after HANG_SECONDS. Raises NamespaceHangs if another one hangs."""
+        """Hold one of the slots while the body of the `async with` makes a write.
+
+        A write that takes longer than HANG_SECONDS goes on without its slot, which another write then gets. Raises
+        NamespaceHangs if such a write of the same namespace is still under way.
+        """
         await self._slots.acquire()
         if self._hanging[namespace]:
             self._slots.release()
@@ -42,6 +53,7 @@ class WriteSlots:
         is_hanging = False
 
         def release_early() -> None:
+            """Give up the slot of a write that hangs, and count the write for its namespace."""
             nonlocal is_hanging
             is_hanging = True
             self._hanging[namespace] += 1
@@ -56,3 +68,56 @@ class WriteSlots:
                 self._hanging[namespace] -= 1
             else:
                 self._slots.release()
+
+
+class UnitWrites:
+    """The writes of one leadership term, apart from admissions.
+
+    Args:
+        tasks: the group in which a write that hangs goes on.
+        slots: limits the writes at once.
+        retries: notes failures, by which the unit of each is planned again after a pause.
+    """
+
+    def __init__(self, tasks: asyncio.TaskGroup, slots: WriteSlots, retries: WriteRetries) -> None:
+        """Start without a write under way; see the class for the arguments."""
+        self._tasks, self._slots, self._retries = tasks, slots, retries
+        self._uids_being_written: set[str] = set()
+        """uids of units with a write under way, which may hang: no other write of theirs begins meanwhile."""
+
+    async def try_write(
+        self, uid: str, namespace: str, write: Coroutine[object, object, None], longest: float = LAST_RETRY_SECONDS
+    ) -> bool:
+        """Start a write for a unit unless one is under way; return whether it succeeded within HANG_SECONDS.
+
+        A write that takes longer goes on as a task. A write that is not started is closed, since Python warns of a
+        coroutine that nobody awaits. After an API error the unit pauses for at most `longest` seconds.
+        """
+        if uid in self._uids_being_written:
+            write.close()
+            return False
+        task = self._tasks.create_task(self._write(uid, namespace, write, longest))
+        done, _ = await asyncio.wait({task}, timeout=HANG_SECONDS)
+        return bool(done) and task.result()
+
+    async def _write(self, uid: str, namespace: str, write: Coroutine[object, object, None], longest: float) -> bool:
+        """Make a write, and return whether it succeeded.
+
+        False also for a stale unit (changed since the decision), which the next round decides anew. After an API
+        error, the unit pauses for at most `longest` seconds.
+        """
+        self._uids_being_written.add(uid)
+        try:
+            async with self._slots.hold(namespace):
+                await write
+        except StaleUnit as stale:
+            log.info("decision_stale", unit=uid, cause=str(stale))
+        except (ApiError, Unreachable) as error:
+            self._retries.note_failure(uid, "", error, longest)
+        else:
+            self._retries.forget(uid)
+            return True
+        finally:
+            write.close()
+            self._uids_being_written.discard(uid)
+        return False

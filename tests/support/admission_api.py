@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from copy import deepcopy
 from typing import Any
 
-from controller.placement.admission import Admission
+from controller.placement.admission_loop import Admission
 from controller.placement.admission_parts import AdmissionParts, RoundReport
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.ledger import LEDGER

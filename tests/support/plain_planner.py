@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from controller.placement.cell_index import CellChoice
-from controller.placement.place_search import Means, PlaceSearch, PlaceTrial
+from controller.placement.found_place import Means, PlaceTrial
+from controller.placement.place_search import PlaceSearch
 from controller.placement.planner import Planning, PlanRules, Round
 from controller.placement.units import Amounts, Cell, Unit
 

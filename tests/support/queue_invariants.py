@@ -157,9 +157,9 @@ def _keeps_to_limits(
 ) -> bool:
     """Return whether a nominated unit, which the limits count, keeps to them if only some of its victims end."""
     for key, lack in (lacking or {}).items():
-        given = sum(before.room_of(victim.uid, key) for victim in victims)
+        given = sum(before.freed_by(victim.uid, key) for victim in victims)
         held = max(0, sum_amounts(unit.parts, key.measure) - given)
-        if lack > held + sum(before.room_of(other.uid, key) for other in others):
+        if lack > held + sum(before.freed_by(other.uid, key) for other in others):
             return False
     return lacking is not None
 
@@ -322,6 +322,6 @@ def check_first_blocked(
         for other in usable:
             room = add_room(room, add_by_cell(other.parts, other.cells).get(cell.id, {}))
         is_within = all(
-            lack <= sum(before.room_of(other.uid, key) for other in usable) for key, lack in lacking.items()
+            lack <= sum(before.freed_by(other.uid, key) for other in usable) for key, lack in lacking.items()
         )
         assert not (is_within and fits(unit.parts[0], room)), f"{unit.key} could have {cell.id}"
