@@ -18,7 +18,7 @@ from metal_agent.doctor.finding import Finding, check_near, check_same, check_va
 _MIB: Final = 2**20
 _LEAST_DESCRIPTORS: Final = 4096
 _NEAR_SECONDS: Final = 60
-_MOST_READ_MS: Final = 5
+_MOST_READ_MS: Final = 10
 _LEVEL_SYSCTL: Final = "kern.memorystatus_vm_pressure_level"
 
 
