@@ -21,7 +21,7 @@ from tests.controlplane.go_build import BuildError
 from tests.controlplane.members import SOURCES, MetalHost
 from tests.controlplane.process import CHECKOUT, Process
 
-PREVIOUS_COMMIT: Final = "8074e64aac7596d9b5cf8c22628d6834b70b2664"
+PREVIOUS_COMMIT: Final = "bbed62291e479d275e7746693c89fbfa49ea8687"
 """The version that updates start from. Until one is published, a change that would need compatibility code moves it
 forward instead, to a commit before that change, with a line in the CHANGELOG."""
 
