@@ -370,11 +370,11 @@ class WeightsStore:
         # 1. Record the digest of the source.
         is_digest_stated = source.scheme == "oci" and source.is_pinned
         is_delivered = server is source and requested_revision in {None, "", revision}
+        folder = self._object_path(digest)  # it refuses a digest that is none, before that is written
         if is_digest_stated or (is_delivered and all(artifact.is_of_source for artifact in fetched)):
             durable.write(self._digest_path(source, requested_revision), digest)
 
         # 2. Add the object.
-        folder = self._object_path(digest)
         manifest = Manifest(source=server.display, revision=revision, digest=digest, files=files, is_folder=is_folder)
         with self._lock_objects():
             self._access_records.grant(digest, request.caller_key, public=request.is_public)

@@ -183,8 +183,9 @@ class Ollama:
         client = await self._get_client()
         with self._translate_errors(f"load {name}"):
             await client.generate(name, keep_alive=_KEEP_FOR_EVER)
+            own_content = self.identify_content(name)  # `list_loaded` may read it again
             loaded_contents = {self.identify_content(loaded) for loaded, _ in await self.list_loaded()}
-            if self.identify_content(name) not in loaded_contents:
+            if own_content not in loaded_contents:
                 # Ollama lists the same weights by the name of a deleted model, whose content cannot be read any more.
                 # After an unload, it lists them by our name.
                 await client.generate(name, keep_alive=_UNLOAD_NOW)

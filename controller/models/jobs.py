@@ -160,8 +160,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         # A quota or a policy may refuse what a Job without a pod asks for.
         lacks_pod = self.verb == "fetch" and not pods and not has_ended(attempt)
         cannot_start = outcome.reason == _UNSCHEDULABLE or lacks_pod
-        has_other_placement = self.digest_placement() != placed
-        if cannot_start and has_other_placement:
+        if cannot_start and self.digest_placement() != placed:
             reason = outcome.reason or FAILED_CREATE
             return msgspec.structs.replace(outcome, state="Broken", reason=reason, ended=created)
 

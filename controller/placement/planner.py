@@ -429,8 +429,10 @@ class Planning:
             for name, cell in feasible.items():
                 if cell.pool != pool:
                     continue
-                has_room = not cell.closed and fits(unit.parts[0], self._search.left[name])
-                if is_everywhere or (has_room and refusal.reason != "Lending"):
+                if is_everywhere:
+                    return refusal
+                is_awaited = refusal.reason != "Lending" and not cell.closed
+                if is_awaited and fits(unit.parts[0], self._search.left[name]):
                     return refusal
         return None
 

@@ -48,8 +48,9 @@ class VanishedUnits:
 
         While a round reads the units, the uid of a unit that is unknown here is kept for `expect`.
         """
-        is_still_queued = new is not None and not _is_out_of_queue(resource, new)
-        if old is None or is_still_queued:
+        if old is None:
+            return
+        if new is not None and not _is_out_of_queue(resource, new):
             return
         uid = old["metadata"]["uid"]
         unit = self._units.pop(uid, None)
