@@ -193,7 +193,8 @@ class TokenStream(ResponseBody):
             self._held_back += chunk
             return b""
         if self._held_back:
-            end += len(self._held_back)
+            if end:
+                end += len(self._held_back)
             chunk = self._take_held() + chunk
         if len(chunk) - end > LONGEST_LINE_BYTES:
             end = _find_complete_end(chunk)

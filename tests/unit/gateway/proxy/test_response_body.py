@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.proxy import errors
-from gateway.proxy.response_body import LongJsonResponse, TokenCount, TokenStream, rewrite_json
+from gateway.proxy.response_body import LONGEST_LINE_BYTES, LongJsonResponse, TokenCount, TokenStream, rewrite_json
 from gateway.proxy.response_end import ResponseEnd
 
 
@@ -98,6 +98,18 @@ def test_model_name_that_is_split_within_a_line_over_the_limit_is_replaced(place
     cut = len(sent) - len(FIELD) + place
     rest = b',"object":"x"}\n\n'
     got = stream.feed(sent[:cut]) + stream.feed(sent[cut:] + rest)
+    assert got == sent.replace(FIELD, b'"model" : "chat"') + rest
+
+
+@pytest.mark.parametrize("place", range(len(FIELD) + 1))
+def test_model_name_that_is_split_where_a_line_exceeds_the_limit_is_replaced(place: int) -> None:
+    stream = TokenStream("chat")
+    begin, comma = b'data: {"content":"', b'",'
+    text = b"x" * (LONGEST_LINE_BYTES - len(begin) - len(comma) - place)
+    sent = begin + text + comma + FIELD + b',"object":"'
+    rest = b'x"}\n\n'
+    # The first chunk is as long as what is held back; the next one has no end of a line either.
+    got = stream.feed(sent[:LONGEST_LINE_BYTES]) + stream.feed(sent[LONGEST_LINE_BYTES:]) + stream.feed(rest)
     assert got == sent.replace(FIELD, b'"model" : "chat"') + rest
 
 

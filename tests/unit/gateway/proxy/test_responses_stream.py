@@ -123,7 +123,7 @@ def test_last_event_says_how_the_response_has_ended(last: bytes, end: ResponseEn
 
 def test_event_over_the_limit_of_a_line_is_numbered_and_ends_the_response() -> None:
     stream = ResponsesStream("chat")
-    text = "x" * LONGEST_LINE_BYTES
+    text = "x" * (2 * LONGEST_LINE_BYTES)  # so that some chunk over the limit has no end of a line
     sent = event("response.created", response={}) + event("response.completed", response={"output": text})
     places = [*range(0, len(sent), 100_000), len(sent)]
     got = b"".join(stream.feed(sent[a:b]) for a, b in itertools.pairwise(places)) + stream.finish()
@@ -134,7 +134,7 @@ def test_event_over_the_limit_of_a_line_is_numbered_and_ends_the_response() -> N
 def test_event_over_the_limit_of_an_engine_that_numbers_its_events_is_unchanged() -> None:
     stream = ResponsesStream("chat")
     sent = event("response.created", response={}, sequence_number=0) + event(
-        "response.completed", response={"output": "x" * LONGEST_LINE_BYTES}, sequence_number=1
+        "response.completed", response={"output": "x" * (2 * LONGEST_LINE_BYTES)}, sequence_number=1
     )
     places = [*range(0, len(sent), 100_000), len(sent)]
     assert b"".join(stream.feed(sent[a:b]) for a, b in itertools.pairwise(places)) + stream.finish() == sent
