@@ -76,8 +76,8 @@ _VOLATILE: Final = frozenset(
     {
         *("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "annotations", "clusterIP"),
         *("lastTransitionTime", "clusterIPs", "volumeName", "data", "observedGeneration", "deletionTimestamp", "proof"),
-        # Why a place was the best, and what else there was, depends on what was free when it was chosen.
-        *("unusedSince", "enqueuedAt", "estimatedStart", "noEstimate", "placement"),
+        # Which of two equal nodes was the best, and why, depends on what was free and ready when it was chosen.
+        *("unusedSince", "enqueuedAt", "estimatedStart", "noEstimate", "placement", "nodes"),
     }
 )
 
