@@ -52,7 +52,7 @@ def read(path: Path, type_: type[T]) -> T | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         aside = path.with_name(f".{path.name}.damaged")
-        # Here, because structlog imports rich: a third of the time in which a Job that fetches weights starts.
+        # Imported only here, since structlog imports rich: a third of the start of a Job that fetches weights.
         import structlog  # noqa: PLC0415
 
         log = structlog.get_logger()

@@ -43,5 +43,6 @@ class ArtifactError(Exception):
         super().__init__(message)
         self.reason: Reason = reason
         self.message = message
+        # True: the same call may succeed later. The pause is what the server asks for, 0 if it asks for none.
         self.retryable = retryable
         self.retry_after_seconds = retry_after_seconds

@@ -100,6 +100,7 @@ async def fetch(
     Raises:
         ArtifactError: with a reason and whether a retry may help.
     """
+    # Only Ollama itself can fetch from its library.
     refuse_ollama_source(source)
     if source.scheme == "file":
         return await verify_local(source, access.file_root, expected.sha256, on_progress)
@@ -136,6 +137,7 @@ async def fetch_file(
     source = repository.file_source(path, expected.revision)
     with translate_os_errors(destination):
         async with locked(destination):
+            # A record names source, revision, digest and size of a file that was verified before.
             record = await _find_present(destination, source, expected, on_progress)
             if not record:
                 async with repository.open_file(path, expected.revision) as opened:
@@ -155,6 +157,7 @@ async def verify_local(
     with translate_os_errors(path):
         revision, size = local_files.read_revision(path), path.stat().st_size
         if sha256 and (digest := await _hash_path(path, on_progress)) != sha256:
+            # The message has the digest of a GGUF only: that of a short file would reveal its content.
             raise build_mismatch(source, sha256, "the file", _digest_if_gguf(path, digest))
     return FetchedArtifact(path=path, size_bytes=size, sha256=sha256 or "", revision=revision)
 
@@ -170,6 +173,7 @@ async def _find_present(
     record, sha256, revision = read_download_record(path), expected.sha256, expected.revision
     if record:
         # An expected digest decides alone: equal bytes of another source will do.
+        # A revision of None accepts any revision of the source.
         is_same_source = record.source == source.text and revision in (None, record.revision)
         is_expected = record.sha256 == sha256 if sha256 else is_same_source
         return record if is_expected else None
@@ -194,8 +198,8 @@ def build_mismatch(
 ) -> ArtifactError:
     """Return the error for a digest that is not the expected one.
 
-    `holder` names what has the other digest. `actual` is that digest, or empty if the message must not reveal it; see
-    `_digest_if_gguf`.
+    `holder` names what has the other digest. `actual` is that digest; empty if the file is no GGUF, since the digest of
+    a short file would reveal its content.
     """
     return source.error(
         "ChecksumMismatch",
@@ -233,7 +237,9 @@ class _Download:
                 try:
                     return await self._attempt(partial, patience)
                 except ArtifactError as error:
+                    # The position shows progress: enough of it begins a new series of attempts.
                     pause = backoff.pause_or_raise(error, partial.size_bytes)
+                # The server's file has no byte at the position to continue from.
                 except RangeRefused:
                     changed = self._build_changed("file is now shorter than what was already fetched")
                     pause = backoff.pause_or_raise(changed, partial.size_bytes)
@@ -250,9 +256,11 @@ class _Download:
         """
         if not partial.validator and partial.size_bytes:
             partial.discard()  # without a validator, the server may continue with bytes of another version
+        # Request the bytes from our position on. If the validator does not match, the server sends the whole file.
         async with self.opened.read(partial.size_bytes, validator=partial.validator) as response:
             # 1. Check that the response continues the file, or begins it.
             expected_digest = self._check_response(response)
+            # Byte 0 comes at the first attempt, of a changed file, and from a server without ranges.
             if response.first == 0:
                 await partial.restart(response.validator)
             elif response.validator and response.validator != partial.validator:
@@ -300,6 +308,7 @@ class _Download:
         digest = expected.sha256 or response.sha256
         # A digest, or the revision in the URL of a hub, decides which bytes come. Other servers send the current file.
         is_version_fixed = bool(digest) or self.source.scheme == "hf"
+        # So only the revision, an entity tag or a date, shows that the file is another one.
         if not is_version_fixed and expected.revision and response.revision != expected.revision:
             raise self.source.error(
                 "SourceChanged",

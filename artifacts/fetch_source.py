@@ -23,6 +23,7 @@ async def fetch_source(
     """
     sha256, size_bytes = expected.sha256, expected.size_bytes
     refuse_digest_of_several_files(source, sha256)
+    # A folder or a split model has a listing, of which files are chosen.
     if not source.has_listing:  # one file
         return await fetch(source, destination_dir, access, expected, on_progress=on_progress)
     files = FileSet(source, access)
@@ -33,6 +34,7 @@ async def fetch_source(
             f"its files have {listing.size_bytes} bytes, not the {size_bytes} that were inspected: delete the Model "
             "and create it again to accept them",
         )
+    # The owner's own files are used where they are.
     if source.scheme == "file":
         return await files.verify_local(listing, sha256, on_progress)
     with translate_os_errors(destination_dir):
@@ -43,6 +45,7 @@ async def fetch_source(
         # Engines get the path of a GGUF model's first file, or the folder of other weights.
         path=first.path if first.is_gguf else destination_dir,
         size_bytes=listing.size_bytes,
+        # Several files have no common digest.
         sha256=first.sha256 if len(fetched) == 1 else "",
         revision=listing.revision,
     )

@@ -53,7 +53,7 @@ def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
     matched = [file for file in listing.files if any(_is_match(file, pattern) for pattern in source.files)]
     if any(is_gguf_name(file.path) for file in matched):
         return _choose_gguf(source, listing, matched)
-    # Patterns choose among the weights of a folder; its configurations are always taken.
+    # Patterns choose among the weights (*.safetensors) of a folder; its configurations are always taken.
     return _choose_folder(source, listing, {file.path for file in matched if file.path.endswith(WEIGHTS)})
 
 
@@ -87,10 +87,12 @@ def choose_indexed(
 
     # 1. Take the weights that the index names if they are all there; refuse them if only some are.
     if source.files:
+        # With patterns, the index is taken only if it names exactly the weights that they choose.
         if indexed == present:
             return list(files)
         problem = f"{INDEX} names other weights than `files` chooses, and engines load what it names: change either"
     else:
+        # Without patterns: all, some or none of the indexed weights are there.
         if not missing:
             return [file for file in files if file.path in indexed or not file.path.endswith(WEIGHTS)]
         if len(missing) < len(indexed):
@@ -113,6 +115,7 @@ def _read_indexed_names(index: bytes) -> set[str]:
     """
     # Many tensors share one file, so each different value is decoded once.
     values: set[bytes] = set()
+    # `weight_map` is raw JSON, of which `read_members` yields one tensor name with its file at a time.
     members = read_members(memoryview(msgspec.json.decode(index, type=_Index).weight_map))
     for number, (_, value) in enumerate(members, start=1):
         values.add(value)
@@ -162,6 +165,7 @@ def _group_shards(weights: Iterable[RepositoryFile]) -> dict[_ShardNames, set[in
     """Return the numbers of the shards that are there, for each set of shards; other files are ignored."""
     numbers: dict[_ShardNames, set[int]] = {}
     for file in weights:
+        # _SHARD matches names such as model-00001-of-00002.safetensors.
         if match := _SHARD.fullmatch(file.path):
             series = _ShardNames(stem=match["stem"], total=match["total"], digits=len(match["number"]))
             numbers.setdefault(series, set()).add(int(match["number"]))
@@ -173,7 +177,9 @@ def _suggest_complete_files(weights: Sequence[RepositoryFile]) -> str:
     numbered = _group_shards(weights)
     single_files = [file.path for file in weights if not _SHARD.fullmatch(file.path)]
     patterns = list(map(quote_pattern, single_files))
+    # Of sets of shards, advise only the complete ones.
     patterns += [series.pattern for series, numbers in numbered.items() if not series.find_missing_shard(numbers)]
+    # The field `files` in YAML, with the first valid one of these patterns.
     example = advise_files(patterns)
     return f", or name others in files, for example {example}" if example else ""
 
@@ -195,6 +201,7 @@ def _choose_gguf(source: Source, listing: Listing, matched: Sequence[RepositoryF
             f"files matches two formats, {_list_some(first_parts)} and {_list_some(others)}: give patterns "
             f"that end in .gguf only, or none of these",
         )
+    # The advice names a first part that the patterns match: others may not exist.
     if len(first_parts) > 1:
         raise source.error(
             "SourceInvalid",
@@ -244,6 +251,7 @@ def _choose_folder(source: Source, listing: Listing, matched: set[str]) -> list[
         for file in listing.files
         if "/" not in file.path
         and not is_gguf_name(file.path)
+        # Of indexes (_INDEX_SUFFIX: *.safetensors.index.json) only the usual one is read.
         and (file.path == INDEX or not file.path.endswith(_INDEX_SUFFIX))
     ]
 
@@ -274,6 +282,7 @@ def _choose_folder(source: Source, listing: Listing, matched: set[str]) -> list[
         )
     if all(file.path != INDEX for file in top):
         _require_all_shards(source, weight_files)
+    # Take the chosen weights, and each file that is no weights.
     chosen = [file for file in top if file in weight_files or not file.path.endswith(WEIGHTS)]
     if len(chosen) > _MOST_FILES:
         raise source.error("SourceRefused", f"has more than {_MOST_FILES} files for an engine")

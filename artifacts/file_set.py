@@ -56,6 +56,7 @@ class FileSet:
     def __init__(self, source: Source, access: SourceAccess, *, is_mounted: bool = False) -> None:
         self._source = source
         self._access = access
+        # True: engines mount the whole folder, so that no file of it can be left out.
         self._is_mounted = is_mounted
         self._repository = open_repository(source, access)
 
@@ -86,12 +87,14 @@ class FileSet:
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
+        # The first file shows whether these are the parts of a GGUF model or a folder of other weights.
         first = listing.files[0]
         if is_gguf_name(first.path):
             if sha256 and len(listing.files) > 1:
                 raise self.build_digest_refusal(listing)
             source = self._repository.file_source(first.path, None)
             artifact = await verify_local(source, self._access.file_root, sha256, on_progress)
+            # `verify_local` has measured the first part; the listing has the size of all.
             return dataclasses.replace(artifact, size_bytes=listing.size_bytes)
         folder = local_files.locate(self._source, self._access.file_root)
         return FetchedArtifact(path=folder, size_bytes=listing.size_bytes, sha256="", revision=listing.revision)
@@ -115,6 +118,8 @@ class FileSet:
         """
         contents = {}
         for file in listing.files:
+            # _CHECKED_CONFIGS: files from which loaders take names of classes, such as tokenizer_config.json.
+            # _CONFIGS_WITH_FACTS: those of them that facts are read from; the others must only be safe.
             if file.path in _CHECKED_CONFIGS:
                 has_facts = file.path in _CONFIGS_WITH_FACTS
                 text = await self._read(listing, file, _CONFIG_BYTES if has_facts else _CHECKED_BYTES)
@@ -163,6 +168,7 @@ class FileSet:
         name = self._repository.file_source(file.path, listing.revision).display
 
         async def read_once() -> T:
+            """Open and read the file once; `retry_read` repeats it."""
             async with self._repository.open_file(file.path, listing.revision) as opened:
                 return await read(opened, file, name)
 
@@ -190,6 +196,7 @@ class FileSet:
         for file in listing.files:
             # `earlier_bytes` is bound here: `done_bytes` is larger when the next file is fetched.
             def advance(file_bytes: int, _total: int | None, earlier_bytes: int = done_bytes) -> None:
+                """Report the bytes of one file as progress of all files; `fetch_file` calls it."""
                 on_progress(earlier_bytes + file_bytes, listing.size_bytes)
 
             wanted = ExpectedFile(sha256=sha256 or file.sha256, revision=file.revision or listing.revision)
@@ -253,6 +260,8 @@ def read_stored_configs(folder: Path) -> dict[str, bytes]:
     """
     contents: dict[str, bytes] = {}
     python_files = local_files.list_python(folder)
+    # _CHECKED_CONFIGS: files from which loaders take names of classes, such as tokenizer_config.json.
+    # _CONFIGS_WITH_FACTS: those of them that facts are read from; the others must only be safe.
     for name in _CHECKED_CONFIGS:
         if (folder / name).is_file():
             has_facts = name in _CONFIGS_WITH_FACTS

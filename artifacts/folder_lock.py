@@ -41,6 +41,7 @@ def is_in_use(folder: Path) -> bool:
 def protect_from_eviction(folder: Path) -> Iterator[None]:
     """Make `folder` and lock it, so that an unfinished download is not evicted to make room for another."""
     descriptor = None
+    # None: another process renamed or deleted the folder before it was locked, so make it again.
     while descriptor is None:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = try_lock_folder(folder, fcntl.LOCK_SH)

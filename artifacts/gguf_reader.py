@@ -37,6 +37,7 @@ def read_stored_header(path: Path) -> GGUFHeader:
             try:
                 return parse(file.read(wanted_bytes), size)
             except HeaderTruncated:
+                # The header is longer: read a beginning that is _GROWTH times as long.
                 wanted_bytes *= _GROWTH
     raise ArtifactError("HeaderInvalid", "the file was cut while it was read")
 
@@ -64,6 +65,7 @@ async def _read_growing(name: str, opened: ReadableFile) -> tuple[GGUFHeader, So
         received_nothing = len(prefix) == response.first
         if received_nothing:
             raise ArtifactError("SourceRefused", f"{name}: the server sends an empty range")
+        # The next range must be of the same version of the file.
         validator = response.validator
         wanted_bytes = max(wanted_bytes, len(prefix)) * _GROWTH
 
@@ -83,6 +85,7 @@ async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted_byt
                 return header
             parsed_bytes = len(prefix)
             wanted_bytes = parsed_bytes * _GROWTH
+    # The response has ended: try once more if bytes have come since the last attempt.
     return await _try_parse(prefix, response.size_bytes) if len(prefix) > parsed_bytes else None
 
 

@@ -57,6 +57,7 @@ async def _inspect_files(
     else:
         configs = await files.read_configs(listing)
         facts = _describe_folder(configs, await files.read_weights(listing), listing.python_files)
+        # Engines get the folder and no single file.
         file = ""
     # Patterns in the source may have chosen several files, which have no common digest.
     if len(listing.files) > 1 and sha256:
@@ -73,8 +74,10 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
     user must name the weights in it.
     """
     digest, manifest = await RegistryRepository(source, access).resolve(None)
+    # Files are read one by one. An artifact with neither files nor archives is refused there with a message.
     if manifest.files or not manifest.archive_types:
         return await _inspect_files(source, access, None, is_mounted=True)
+    # Names in archives cannot be listed, so the user has to give one path without wildcards.
     if len(source.files) != 1 or any(letter in source.files[0] for letter in "*?["):
         raise source.error(
             "SourceInvalid",
@@ -90,6 +93,7 @@ async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None
     """Inspect one GGUF file. Raises ArtifactError."""
 
     async def read() -> tuple[gguf.GGUFHeader, SourceResponse]:
+        """Read the header once; `retry_read` repeats it."""
         async with open_repository(source, access).open_file(source.path, None) as opened:
             return await read_header(source.display, opened)
 
@@ -142,7 +146,7 @@ async def inspect(
     except ArtifactError as error:
         if error.reason not in _REASONS_WITHOUT_SOURCE:
             raise
-        # These were raised without the source's name: add it.
+        # HeaderInvalid, CustomCode and SplitUnsupported were raised without the source's name: add it.
         raise source.error(error.reason, error.message) from error
 
 
@@ -164,10 +168,11 @@ async def inspect_with_mirrors(
     """
 
     async def read(server: Source, patience: Patience) -> Inspection:
+        """Inspect one server; `read_from_any` calls it for the source, then for each mirror in turn."""
         return await inspect(server, access(server, patience), sha256=sha256, is_mounted=is_mounted)
 
     inspection, server = await read_from_any(source, parse_mirrors(source, mirrors, sha256), read)
-    # An artifact has one digest everywhere.
+    # The revision of a mirror does not count, except for an artifact, which has one digest everywhere.
     is_of_source = server is source or server.scheme == "oci"
     return inspection if is_of_source else msgspec.structs.replace(inspection, revision="")
 
@@ -224,6 +229,7 @@ def _describe_folder(
     if CONFIG not in configs:
         # Only the folder of a LoRA adapter has no config.json.
         adapter = folder_config.parse_safe(ADAPTER_CONFIG, configs.get(ADAPTER_CONFIG, b"{}"))
+        # `written_for` is the framework that the headers of the weights name.
         is_mlx = weights.written_for == "mlx" or "lora_parameters" in adapter
         return Inspection(
             format="mlx" if is_mlx else "safetensors",

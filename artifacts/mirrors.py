@@ -36,9 +36,11 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
     sources = []
     for text in mirrors:
         mirror = parse(text)
+        # A folder or a split model has a listing instead, and no common digest.
         are_single_files = not source.has_listing and not mirror.has_listing
         if "oci" in (source.scheme, mirror.scheme):
             _refuse_other_artifact(source, mirror)
+        # _MIRRORED_SCHEMES: hf, http and https.
         elif not (are_single_files and {source.scheme, mirror.scheme} <= _MIRRORED_SCHEMES):
             raise SourceError(text, "a mirror is for one file of an hf:// or http(s):// source, and names one")
         elif not sha256:
@@ -77,6 +79,7 @@ async def read_from_any(
         try:
             return await read(server, patience if server is servers[-1] else less_patience), server
         except ArtifactError as error:
+            # Only a server that is unreachable or lacks the file is a reason to ask the next one.
             if error.reason not in _REASONS_TO_MOVE_ON:
                 raise
             problems.append(error)

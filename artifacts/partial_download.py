@@ -67,6 +67,7 @@ def translate_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # _NO_SPACE: a full disk or quota. _NOT_ALLOWED: missing permission, or a read-only volume.
         if error.errno in _NO_SPACE:
             raise ArtifactError(
                 "NoSpace",
@@ -90,6 +91,7 @@ def _describe_refusal(path: Path) -> str:
     if is_read_only:
         return f"{folder} is on a read-only volume: mount it for writing, or use another volume"
     problem = f"permission denied: {folder}{owner} this process is user {os.geteuid()}, group {os.getegid()}"
+    # What can be read must have been refused for writing.
     needed_access = os.R_OK | os.X_OK if folder.is_dir() else os.R_OK
     if not os.access(folder, needed_access):
         return f"{problem}: make it readable for that user or group"
@@ -106,6 +108,7 @@ async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
+        # An exception that nobody fetches would be logged.
         if not running.cancelled():
             running.exception()  # the caller is cancelled and cannot handle it
         raise
@@ -119,7 +122,7 @@ async def hash_file(
     hashed_bytes = 0
 
     def hash_step() -> int:
-        """Hash the next bytes; return how many are hashed then."""
+        """Hash the next bytes of `file` into `digest`, at most `_HASH_STEP_BYTES`; return how many are hashed then."""
         end = min(size_bytes, hashed_bytes + _HASH_STEP_BYTES)
         position = hashed_bytes
         while position < end and (block := file.read(min(1 << 20, end - position))):
@@ -204,8 +207,10 @@ class PartialDownload:
             os.close(descriptor)
             raise OSError(errno.EINVAL, "is no regular file: delete it", str(self.partial_path))
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        # Text of the source, and the file that names it and the version of the bytes so far.
         self._source = source
         self._state_path = path.with_name(f"{path.name}.part.json")
+        # SHA-256 state over the bytes so far.
         self._digest = hashlib.sha256()
         self.size_bytes = 0
         self.validator = ""
@@ -243,6 +248,7 @@ class PartialDownload:
         self._file.truncate()
         self._digest = hashlib.sha256()
         self.size_bytes, self.validator, self.has_inherited_bytes = 0, validator, False
+        # Written after the file was emptied, so that it never names the version of other bytes.
         await in_thread(durable.write, self._state_path, _PartialState(self._source, validator))
 
     async def append(self, block: bytes) -> None:
@@ -266,6 +272,7 @@ class PartialDownload:
             """Flush, record and rename, in an order that a crash may interrupt after any step."""
             os.fsync(self._file.fileno())
             record = write_download_record(self.path, self.partial_path, self._source, revision, self.sha256)
+            # The record comes first: without it, the complete file would not be known as verified.
             self.partial_path.replace(self.path)
             self._state_path.unlink(missing_ok=True)
             durable.sync_folder(self.path.parent)
@@ -284,6 +291,7 @@ class PartialDownload:
     def close(self) -> None:
         """Close the file; delete it when it is empty."""
         self._file.close()
+        # 0: no bytes that a later process could continue.
         if not self.size_bytes:
             self.partial_path.unlink(missing_ok=True)
             self._state_path.unlink(missing_ok=True)

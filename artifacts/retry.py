@@ -64,7 +64,7 @@ class Backoff:
                 from a server that asks for a longer pause.
 
         """
-        # Enough progress beyond every attempt before this one begins a new series of attempts.
+        # _furthest: position of the best attempt so far. Enough progress beyond it begins a new series of attempts.
         if position >= self._furthest + self._patience.progress_bytes:
             self._furthest = position
             self._failures = 0
@@ -73,6 +73,7 @@ class Backoff:
             raise error
         if error.retry_after_seconds > self._patience.longest_pause_seconds:
             raise error
+        # Doubled with each failure, then shortened at random by up to a half (BELOW).
         pause_seconds = backoff_seconds(
             self._failures,
             first=self._patience.first_pause_seconds,
@@ -91,6 +92,7 @@ class SpeedFloor:
 
     def count_bytes(self, number: int) -> None:
         """Count bytes that have arrived. Raises ArtifactError if they came too slowly over `silence_seconds`."""
+        # _bytes: those that have come since the time _since, when the current period began.
         self._bytes += number
         seconds = time.monotonic() - self._since
         if seconds < self._patience.silence_seconds:

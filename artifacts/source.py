@@ -183,6 +183,7 @@ def weights_identity(text: str, revision: str, files: Sequence[str], sha256: str
     if sha256:
         return sha256
     try:
+        # Without a revision, the bytes may change.
         return name_identity(cache_key(text, revision, files)) if revision else ""
     except SourceError:
         return ""
@@ -218,6 +219,7 @@ def _check_patterns(source: Source, files: Sequence[str]) -> None:
     """Raise SourceError unless the source takes patterns, and all of `files` are valid ones."""
     if not source.is_folder:
         raise SourceError(source.text, "names one file, so it takes no files: remove them, or name the folder")
+    # All of a local folder is served, unless patterns choose GGUF files in it.
     if source.scheme in ("file", "pvc") and not all(map(is_gguf_name, files)):
         raise SourceError(source.text, "is a folder that is served as it is: remove files, or name a .gguf file in it")
     if len(files) > MOST_PATTERNS:
@@ -291,6 +293,7 @@ def _parse_hub(text: str) -> Source:
     match = _HF.fullmatch(text)
     if not match:
         raise SourceError(text, f"an hf:// source has the form {_HF_FORM}; {_ESCAPES}")
+    # Without a revision, the branch main is meant.
     repo, path, revision = match["repo"], unquote(match["path"] or ""), match["revision"] or "main"
     _check_segments(text, f"{repo}/{revision}/{path}" if path else f"{repo}/{revision}")
     if not path.isprintable():
@@ -316,6 +319,7 @@ def _parse_bucket_or_claim(text: str, scheme: Scheme, form: re.Pattern[str], exa
         raise SourceError(text, f"a {scheme}:// source has the form {example}; {_ESCAPES}")
     if path:
         _check_segments(text, path.removesuffix("/"))
+    # Empty for a folder, whose path is empty or ends with a slash.
     name = "" if not path or path.endswith("/") else _file_name(text, path)
     bucket_or_claim = match["bucket_or_claim"]
     return Source(
@@ -350,6 +354,7 @@ def _is_host(registry: str) -> bool:
     try:
         parts = urlsplit(f"//{registry}")
         _ = parts.port  # raises ValueError if it is no number of a port
+        # Brackets must contain an IPv6 address.
         if registry.startswith("["):
             ipaddress.IPv6Address(parts.hostname or "")
     except ValueError:

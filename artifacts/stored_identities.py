@@ -35,6 +35,7 @@ def list_stored_identities(objects: Path, names: Path) -> Sequence[str]:
     # The identities of each complete object: its digest, then one for each source.
     complete = {digest: [digest] for digest in digests if _is_complete(objects / digest)}
     for path in sorted(names.glob("*.json")):
+        # The file contains a digest, and its name is the `cache_key` of a source.
         named = complete.get(_read(path, str) or "")
         if named is not None:  # a file may name an object that was deleted
             named.append(name_identity(path.stem))

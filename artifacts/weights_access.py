@@ -57,6 +57,7 @@ class AccessRecords:
         record = self.read(digest)
         if record.allows(key):
             return
+        # Beyond _MOST_KEYS the oldest keys are forgotten; their callers are let in again by the server.
         keys = record.keys if public else (*record.keys, key)[-_MOST_KEYS:]
         durable.write(self._path(digest), WeightsAccess(record.public or public, keys))
 
@@ -81,4 +82,5 @@ async def ask_for_access(source: Source, access: SourceAccess, revision: str | N
                 # The URL of a hub has the revision, and a listing was asked for it.
                 return source.scheme == "hf" or source.has_listing or revision in (None, response.revision)
         except RangeRefused:
+            # The file has not even a first byte now.
             return False

@@ -102,6 +102,7 @@ class WeightsStore:
     """
 
     def __init__(self, folder: Path, access: SourceAccess) -> None:
+        # Complete weights in folders named by their digests, and unfinished downloads.
         self._objects = folder / "objects"
         self._incoming = folder / "incoming"
         self._digest_files = folder / "sources"
@@ -191,6 +192,7 @@ class WeightsStore:
             # This source has not delivered the object; the request only names its digest. So one byte proves nothing:
             # the source has to send all of it.
             return False
+        # Without a manifest, an object is not complete.
         if durable.read(self._object_path(digest) / MANIFEST, Manifest) is None:
             return False
         settings = dataclasses.replace(self._settings, token=request.token)
@@ -208,6 +210,7 @@ class WeightsStore:
 
         Only sizes and times are compared; nothing is hashed or requested. Raises OSError and ArtifactError.
         """
+        # The expected digest, or the one that was recorded for the source at this revision.
         digest = sha256 or durable.read(self._digest_path(source, revision), str)
         folder = self._object_path(digest) if digest else None
         descriptor = try_lock_folder(folder, fcntl.LOCK_SH) if folder else None
@@ -248,6 +251,7 @@ class WeightsStore:
         Raises OSError, and ArtifactError with reason NoSpace.
         """
         with self._lock_objects():
+            # Its own former reservation must not count as taken.
             self._reserved_bytes.pop(incoming, None)
             self._evict_until_free(needed_bytes)
             self._reserved_bytes[incoming] = _disk_bytes(incoming) + needed_bytes
@@ -307,6 +311,7 @@ class WeightsStore:
             try:
                 fetched, server, revision = await self._fetch_from_any(request, incoming, on_progress)
             finally:
+                # The bytes are on disk now, or do not come any more.
                 self._reserved_bytes.pop(incoming, None)
             try:
                 await in_thread(request.check, incoming if _is_folder(source, fetched) else fetched[0].path)
@@ -321,7 +326,7 @@ class WeightsStore:
         """Fetch the weights from their source, or from a mirror; return the files, their server and its revision."""
 
         async def read(server: Source, patience: Patience) -> tuple[list[FetchedArtifact], str]:
-            """Fetch from the source, or from one of its mirrors."""
+            """Fetch from `server`, the source or a mirror; `read_from_any` calls it for one after the other."""
             server_request = request  # of the source itself
             if server is not request.source:
                 # A mirror has revisions of its own; its bytes are verified by their digest.
@@ -340,6 +345,7 @@ class WeightsStore:
         access = dataclasses.replace(self._settings, token=request.token, patience=patience)
 
         async def make_room(needed_bytes: int) -> None:
+            """Reserve space for this download, off the event loop; called before its bytes are written."""
             await in_thread(self.make_room, needed_bytes, incoming)
 
         if not source.has_listing:
@@ -369,6 +375,7 @@ class WeightsStore:
 
         # 1. Record the digest of the source.
         is_digest_stated = source.scheme == "oci" and source.is_pinned
+        # True if the source itself sent the bytes, and at the requested revision if there is one.
         is_delivered = server is source and requested_revision in {None, "", revision}
         folder = self._object_path(digest)  # it refuses a digest that is none, before that is written
         if is_digest_stated or (is_delivered and all(artifact.is_of_source for artifact in fetched)):
@@ -451,6 +458,7 @@ async def _hold_in_thread(hold: Callable[P, H], *args: P.args, **kwargs: P.kwarg
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
+        # Nobody gets the lock any more, so it is released as soon as it is there.
         running.add_done_callback(_release_unclaimed)
         await asyncio.wait([running])
         raise

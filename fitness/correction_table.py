@@ -31,6 +31,7 @@ class CorrectionTable:
         """Measured beside estimated speeds by scope (one namespace, or `ALL_NAMESPACES`), and there by model hash."""
         self._corrections_by_scope: dict[str, Corrections] = {}
         """The corrections learned from these ratios; a missing entry is learned when it is next asked for."""
+        # Called with the changed scopes after each change.
         self._listeners: list[Callable[[frozenset[str]], None]] = []
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> None:

@@ -114,6 +114,7 @@ def _learn_vendor(classes: list[list[float]]) -> Correction:
         classes: for each device class, the logarithms of measured by estimated speed.
     """
     medians = [statistics.median(logs) for logs in classes]
+    # _VENDOR_WEIGHT: number of classes that count as much as the ratio 1.
     measured_weight = len(medians) / (len(medians) + _VENDOR_WEIGHT)
     between_classes = _estimate_deviation(medians, assumed=_VENDOR_SPREAD)
     within_class = statistics.median(_estimate_deviation(logs, assumed=_CLASS_SPREAD) for logs in classes)
@@ -150,6 +151,7 @@ def _estimate_deviation(numbers: list[float], assumed: float) -> float:
     about a deviation, so it has no weight.
     """
     median = statistics.median(numbers)
+    # _MAD_TO_DEVIATION: factor from a median absolute deviation to a standard deviation.
     measured = _MAD_TO_DEVIATION * statistics.median(abs(number - median) for number in numbers)
     measured_weight = (len(numbers) - 1) / (len(numbers) + 1)
     return measured_weight * measured + (1 - measured_weight) * assumed

@@ -44,6 +44,7 @@ class FactFreshness:
             return None
         report = self._reports.get(name)
         if report is None:
+            # The first one of this reporter, which may be old.
             report = self._reports[name] = _Report(observed_at, self._clock() - self._read_age(observed_at))
         elif report.observed_at != observed_at:
             report = self._reports[name] = _Report(observed_at, self._clock())

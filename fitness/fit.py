@@ -92,6 +92,7 @@ def assess_fit(
         corrections: what was learned from measurements.
         active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
     """
+    # If the free part is unknown, all memory counts as free.
     free_bytes = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
     if free_bytes is None:
         return None
@@ -136,6 +137,7 @@ def regrade_fit(idle: Fit, free_bytes: int, least_bytes: int = 0) -> Fit | None:
     """
     if idle.level == "too_tight" or free_bytes < max(idle.needed_bytes, least_bytes):
         return None
+    # What is needed, the speed and the level without others stay as they are.
     return idle._replace(
         level=grade_fit(idle.run_mode, idle.needed_bytes, free_bytes),
         available_bytes=free_bytes,
@@ -180,6 +182,7 @@ def _grade_need(
     memory = estimate_pod(workload, options, count)
     if memory is None:
         return None
+    # Without devices, all memory is that of the container or host.
     needed = memory.container_bytes if memory.device_bytes_each is None else memory.device_bytes_each
     if refuse_devices(workload, devices) is not None:
         return _GradedNeed(level="too_tight", needed_bytes=needed)
@@ -194,6 +197,7 @@ def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
     """Return the level of a need in free memory; on a processor, which is slow, at most good (`_BEST_LEVEL`)."""
     if needed_bytes > free_bytes:
         return "too_tight"
+    # Headrooms are factors of the need, a little above 1.
     level: FitLevel = "marginal"
     if needed_bytes * PERFECT_HEADROOM <= free_bytes:
         level = "perfect"

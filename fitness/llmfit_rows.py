@@ -54,6 +54,7 @@ def build_row(
         "fit_label": fit.level.replace("_", " ").capitalize(),
         "run_mode": mode,
         "run_mode_label": mode_label,
+        # llmfit writes names of runtimes without dots: llamacpp.
         "runtime": runtime.replace(".", ""),
         "runtime_label": runtime,
         "memory_required_gb": round(fit.needed_bytes / GIB, 2),

@@ -57,6 +57,7 @@ def describe_node_machine(
         devices: its devices.
         free_bytes: its memory that is free.
     """
+    # Alike are devices of the same product, partition and memory.
     alike = groupby(sorted(devices, key=_group_key), key=_group_key)
     groups = [_describe_group(vendor, list(members)) for _, members in alike]
     groups.sort(key=lambda device: device.vram_gb or 0, reverse=True)

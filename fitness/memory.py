@@ -162,6 +162,7 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
     # layers, so a layout without layers and with the stated size gives it.
     if workload.stated_bytes is None:
         return None
+    # _UNKNOWN: a layout with the largest vocabulary in wide use.
     assumed = structs.replace(workload.layout or _UNKNOWN, tensor_bytes=workload.stated_bytes, layers=[])
     parts = memory.estimate_device_parts(assumed, options, devices)
     return _size_devices(parts, Estimate(parts.container), None, workload.stated_bytes) if parts else None
@@ -184,7 +185,9 @@ def _size_devices(
     estimated_bytes = device.total_bytes if device else 0
     stated_share = _divide_up(stated_bytes or 0, parts.devices)
     held_bytes = max(estimated_bytes, stated_share)
+    # What is held must fit into the share that the engine uses. What no program gets is added.
     device_bytes_each = _divide_up(held_bytes * 1000, parts.used_permille) + _UNUSABLE_DEVICE_BYTES
+    # None: the estimate decides.
     stated_bytes_each = stated_share if stated_share > estimated_bytes else None
     return PodMemory(container, device, device_bytes_each, stated_bytes_each)
 
@@ -234,6 +237,7 @@ def _compute_need(workload: Workload, options: ServingOptions, devices: int) -> 
     memory = estimate_pod(workload, options, devices)
     if memory is None:
         return None
+    # None: the pod has no devices.
     if memory.device_bytes_each is None:
         return _MemoryNeed(memory.container_bytes, memory.container.parts.weights_bytes)
     if memory.device is None:
@@ -302,6 +306,7 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
     smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_length), parallel=1)
     changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < options.context_length else []
     changes += ["a parallel of 1"] if options.parallel > 1 else []
+    # First with the wanted context and requests, then with the least of both.
     for need, added_changes in ((needed, []), (_compute_need(workload, smaller, devices), changes)):
         if need is None or not need.weights_bytes:
             continue

@@ -253,6 +253,7 @@ class PerformanceTable:
 
     def remove(self, name: str) -> None:
         """Forget the measurements of a ConfigMap that is gone."""
+        # Names are `bench-` and the model hash; other ConfigMaps are not read.
         if name.startswith(_PREFIX):
             model_hash = name.removeprefix(_PREFIX)
             self._records_by_hash.pop(model_hash, None)
@@ -335,6 +336,7 @@ def _list_ratios(records: Mapping[RecordKey, MeasuredPerformance]) -> tuple[Meas
     """
     return tuple(
         MeasuredRatio(
+            # Empty: the measurement counts in all namespaces.
             key.namespace,
             SpeedRatio(
                 vendor=record.accelerator,

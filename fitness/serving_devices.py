@@ -71,6 +71,7 @@ def describe_devices(
         if partition and memory_bytes and listed_bytes:
             bandwidth = round(bandwidth * min(1.0, memory_bytes / listed_bytes))
         elif partition:
+            # It is unknown how large a part of the device the partition is.
             bandwidth = None
     return ServingDevices(
         vendor=vendor,

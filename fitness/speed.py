@@ -113,6 +113,7 @@ def estimate_speed(
         return None
     reads = _TokenReads(
         weights_bytes=layout.tensor_bytes * used_share,
+        # While speeds are measured, prompts are short: _TYPICAL_TOKENS are in the cache.
         cache_bytes=_count_cache_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_length)),
         layers=sum(layer.count for layer in layout.layers),
         active_share=used_share,
@@ -171,6 +172,7 @@ def build_measured_speed(performance: MeasuredPerformance, run_mode: RunMode) ->
     """
     expected, prompt = performance.tokens_per_second, performance.prompt_tokens_per_second
     rates, largest_factor = [*performance.runs, expected], math.sqrt(_LARGEST_RATIO)
+    # Each end is at most the root of _LARGEST_RATIO away, so the ends are at most _LARGEST_RATIO apart.
     low, high = max(min(rates), expected / largest_factor), min(max(rates), expected * largest_factor)
     return SpeedEstimate(
         generation=SpeedRange(low=low, expected=expected, high=high),
@@ -201,10 +203,12 @@ def _compute_token_seconds(reads: _TokenReads, runtime: str, devices: ServingDev
     bandwidth, prior = devices.bandwidth_bytes_per_second, find_runtime(runtime).speed_priors.get(devices.vendor)
     if not bandwidth or prior is None:
         return None
+    # With experts, what is read of each is small and scattered, which is slower (_EXPERTS_EFFICIENCY).
     bytes_per_second = bandwidth * prior.efficiency * (_EXPERTS_EFFICIENCY if reads.active_share < 1 else 1.0)
     layers_seconds = reads.layers * prior.layer_ms / 1000
     if find_run_mode(devices) == "accelerator":
         family = find_family(devices.vendor, devices.product)
+        # Some old architectures unpack quantized weights more slowly than they read them.
         bytes_per_second *= _FAMILY_EFFICIENCY.get(family or "", 1.0)
         if devices.device_count > 1 and find_runtime(runtime).divides_layers:
             # All devices read their part of a layer at once, and then exchange the results. Without this division
@@ -250,6 +254,7 @@ def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices) -> S
     if not devices.flops or not parameters or find_run_mode(devices) == "cpu":
         return None
     divides_layers = find_runtime(runtime).divides_layers
+    # _PROMPT_EFFICIENCY: share of the arithmetic speed that a prompt achieves. Devices that take turns add no speed.
     flops = devices.flops * (devices.device_count if divides_layers else 1) * _PROMPT_EFFICIENCY[divides_layers]
     # Each token takes a multiplication and an addition for each parameter.
     return _build_range(flops / (2 * parameters), _PROMPT_SPREAD)

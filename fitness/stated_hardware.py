@@ -144,6 +144,7 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
     return hardware._replace(
         vendors=labelled.vendors | {fitness.vendor},
         product=fitness.devices[0].product,
+        # SINGLE is the end of the class of one device; any other class tells nothing about one.
         single_class=fitness.device_class if fitness.device_class.endswith(SINGLE) else "",
         memory_bytes=tuple(device.memory_bytes for device in fitness.devices),
         lists_devices=True,
@@ -157,6 +158,7 @@ def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
     """
     hardware = DeviceHardware()
     for name, vendor in vendors.items():
+        # A vendor without such a label has no name for it, and no label has an empty name.
         has_product, has_memory = labels.get(vendor.product_label or ""), labels.get(vendor.memory_label or "")
         if not has_product and not has_memory:
             continue

@@ -63,7 +63,8 @@ class Judgement(NamedTuple):
 def judge_error(table: ErrorTable, status: int, text: str) -> Judgement:
     """Return what an error of an engine means for the client (its status) and for the engine (the lesson).
 
-    The first row of the engine's table with this status and the beginning of this text decides, else the status alone.
+    The lesson is nothing, failure (of this request) or sick (it can answer no other either). The first row of the
+    table with this status and the beginning of this text decides, else the status alone.
     """
     for row in table:
         if row.status == status and text.startswith(row.begin):
@@ -89,6 +90,7 @@ def read_error(body: bytes) -> ErrorMessage:
         return ErrorMessage(body.decode(errors="replace").strip()[:_LONGEST_TEXT])
     if not isinstance(parsed, dict):
         return ErrorMessage(str(parsed)[:_LONGEST_TEXT])
+    # OpenAI's form nests the error; others have its fields at the top, or FastAPI's `detail`.
     error = parsed.get("error", parsed)
     if not isinstance(error, dict):
         return ErrorMessage(str(error))
@@ -129,5 +131,6 @@ def find_cause(log: str) -> str:
     errors = (line for line in lines if not line[0].isspace() and _ERROR.search(line))
     last_line = lines[-1] if lines else ""
     error = next(errors, last_line)
+    # _LEVEL: time and level, with which errors of llama-server begin; they are left out.
     printable = "".join(character if character.isprintable() else " " for character in _LEVEL.sub("", error))
     return " ".join(printable.split())[:_MOST_CHARACTERS]

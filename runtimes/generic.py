@@ -24,6 +24,7 @@ def describe_container(container: ContainerOptions) -> EnginePod:
         """Return the variables of the service's container, and those that Pomona sets."""
         serving = pod.serving
         variables = {"MODEL_PATH": serving.model, "PORT": str(pod.listen.port), "SERVICE_NAME": serving.service}
+        # Pomona's values take precedence.
         return {var.name: var.value for var in container.env} | variables
 
     return EnginePod(
@@ -48,8 +49,10 @@ def refuse_container(demand: RuntimeDemand) -> str | None:
     path_text = container.model_mount_path
     path = PurePosixPath(path_text)
     is_ambiguous = ".." in path.parts or ":" in path_text or "//" in path_text
+    # RESERVED_FOLDERS: those that Pomona or the container runtime mounts, such as /dev and /tmp.
     if is_ambiguous or find_overlap(path_text, RESERVED_FOLDERS):
         return f"container.modelMountPath {path} cannot hold weights: use a folder of its own, such as /models"
+    # _VARIABLES: MODEL_PATH, PORT and SERVICE_NAME.
     if reserved := _VARIABLES & {var.name for var in container.env}:
         return f"container.env sets {min(reserved)}, which Pomona sets: remove it, or use another name"
     return refuse_device_variables("container.env", container.env)

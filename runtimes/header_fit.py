@@ -32,10 +32,12 @@ def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     A model makes embeddings if it pools: its vectors of the tokens become one of the text. The header states how, or
     the user does in extraArgs. A model ranks texts if it has a head that scores them.
     """
+    # `made_for`: modes that the header shows; empty: unknown.
     mode, made_for = demand.options.mode, demand.header.modes
     pooling = find_last_value(demand.options.extra_args, {"--pooling"})
     if mode == "rerank" and pooling not in {None, "rank"}:
         return f"--pooling {pooling} in extraArgs turns mode rerank off: remove it"
+    # _TEXT_POOLING: mean, cls and last, each of which makes one vector of a text.
     is_pooling_stated = mode == "embeddings" and pooling in _TEXT_POOLING
     if not made_for or mode in made_for or is_pooling_stated:
         return None
@@ -48,6 +50,7 @@ def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
             "the header of the weights has no head that scores (such as the tensors cls.weight or cls.output.weight of "
             f"a GGUF file), so mode rerank would answer numbers without meaning: {way_out}"
         )
+    # This engine takes no --pooling, so the user cannot state one.
     if "--pooling" not in runtime.tuning:
         return f"the header of the weights states no pooling, which mode embeddings takes: {way_out}"
     return (
@@ -66,6 +69,7 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     if block == 1:  # the engine itself says which heads it can cache
         return None
     is_flash_off = find_last_value(options.extra_args, {"-fa", "--flash-attn"}) in _OFF
+    # _WHOLE_TYPES: f32, f16 and bf16, which have no blocks.
     if is_flash_off and options.cache_type_v not in _WHOLE_TYPES:
         return (
             f"cacheTypeV {options.cache_type_v} needs flash attention, which extraArgs turn off: set cacheTypeV to "
@@ -93,6 +97,7 @@ def _refuse_companions(_runtime: Runtime, demand: RuntimeDemand) -> str | None:
     if demand.format != "gguf":
         return None
     architecture = demand.header.architecture
+    # _PROJECTOR (clip): a file that turns pictures or sound into embeddings of a model.
     if architecture == _PROJECTOR:
         return "the weights are a projector, not a model: name them in projectorModelRef of a service of their model"
     # An empty architecture is not known.

@@ -29,6 +29,7 @@ class _NoWebPages:
 def main(argv: Sequence[str]) -> int:
     """Serve until the process is ended; return 1 if it cannot be served safely."""
     try:
+        # The key in the file of --api-key-file, and the arguments without that option.
         key, arguments = take_key(argv)
         _forbid_web_pages()
     except UnusableServerError as error:

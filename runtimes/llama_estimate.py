@@ -83,6 +83,7 @@ class LlamaMemory(EngineMemory):
         switches = [_UNIFIED_SWITCHES[argument] for argument in options.extra_args if argument in _UNIFIED_SWITCHES]
         is_unified = bool(switches) and switches[-1]
         slots = options.parallel
+        # The number of caches, and of the slots that share each.
         caches, slots_per_cache = (1, slots) if is_unified else (slots, 1)
         cache_tokens = _pad_tokens(options.context_length * slots_per_cache)
         # A text is embedded in one batch, however long it is.
@@ -124,6 +125,7 @@ class LlamaMemory(EngineMemory):
             devices = 1
         whole = self.estimate_parts(layout, options)
         embedding_bytes = min(layout.tensor_bytes, layout.vocabulary_size * layout.embedding_size * _EMBEDDING_BYTES)
+        # The share of a single device has the output already.
         output_bytes = embedding_bytes if devices > 1 else 0
         # If the user states how many layers the devices get, any part of weights and cache may stay in the container.
         is_partial = find_last_value(options.extra_args, _LAYER_ARGUMENTS) is not None
@@ -166,6 +168,7 @@ def _compute_bytes(layout: Layout, options: ServingOptions, cache_tokens: int, b
     attention also the scores of each head for the whole context. To these are added the logits, the scores of each
     token of the vocabulary. The small factors, such as 3 and 5, count vectors of one size; they were fitted to logs.
     """
+    # Only layers that attend have keys.
     attending = [layers for layers in layout.layers if layers.key_elements]
     cached_elements = max((layers.key_elements + layers.value_elements for layers in attending), default=0)
     feed_forward = 3 * layout.feed_forward_size

@@ -51,6 +51,7 @@ def _one_member_of(enum: Any, prefix: str, names: str, **aliases: str) -> Callab
 
     Each member is looked up when it is asked for: a wheel that lacks one serves all that do not need it.
     """
+    # By text, the end of the member's name: the text itself, or what an alias stands for.
     members = {name: name for name in names.split()} | aliases
 
     def read(text: str) -> Any:
@@ -203,6 +204,7 @@ def parse(argv: Sequence[str]) -> Any:
         parameters.load_mode = _LOAD_MODE(stated)
     remaining = iter(argv)
     for name in remaining:
+        # A _Switch takes no value; a _Value has the function that reads its value.
         option = ARGUMENTS.get(name)
         if option is None:
             raise ArgumentError(f"invalid argument: {name}")
@@ -267,6 +269,7 @@ def _serve_until_signal(_server: Any) -> NoReturn:
     kernel closes the sockets, clients see their streams cut short rather than ended, and draining is left to the proxy
     in front, which counts requests.
     """
+    # The server lives as long as this call has it as an argument.
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

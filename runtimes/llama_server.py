@@ -96,6 +96,7 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     rendered += ["-c", str(options.context_length * options.parallel), "-np", str(options.parallel)]
     if serving.on_device:
         rendered += ["-ngl", _ALL_LAYERS]
+    # Adjust no argument to the memory of the device.
     rendered += ["--fit", "off"]
     if listen.api_key_file is not None:
         rendered += ["--api-key-file", listen.api_key_file]

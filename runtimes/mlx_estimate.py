@@ -39,6 +39,7 @@ class MlxMemory(EngineMemory):
         """
         if any(layers.state_bytes or (layers.key_elements and not layers.value_elements) for layers in layout.layers):
             return None
+        # A cache grows by _STEP tokens at a time.
         context = divide_up(options.context_length, _STEP) * _STEP
         slot_bytes, bits = 0, _CACHE_BITS.get(options.cache_type_k, _CACHE_BITS["f16"])
         for layers in layout.layers:

@@ -79,6 +79,7 @@ def guard_handler(handler: type[Any], key: str) -> type[Any]:
                 super().validate_model_parameters()
             except (TypeError, OverflowError) as error:
                 raise ValueError(f"a parameter has a wrong type or size: {error}") from error
+            # These raise ValueError, as the server's own checks do.
             check_model(self)
             check_texts(self)
             check_numbers(self)
@@ -91,6 +92,7 @@ def guard_handler(handler: type[Any], key: str) -> type[Any]:
 
 def check_model(request: Any) -> None:
     """Check that a request is for what is loaded. Raises ValueError."""
+    # _DEFAULT is the server's name for the model of its command line.
     named = {"model": request.requested_model, "draft_model": request.requested_draft_model}
     for field, value in named.items():
         if value != _DEFAULT:
@@ -119,6 +121,7 @@ def check_numbers(request: Any) -> None:
             raise ValueError(f"{field} must be at most {_MOST_CONTEXT}")
     if request.xtc_threshold > _MOST_XTC_THRESHOLD:
         raise ValueError(f"xtc_threshold must be at most {_MOST_XTC_THRESHOLD}")
+    # Python takes True for the number 1.
     if request.top_logprobs is True:
         raise ValueError("top_logprobs must be a number")
     if request.top_k or request.logit_bias:
@@ -202,7 +205,7 @@ def main(argv: Sequence[str]) -> int:
     except UnusableServerError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
-    # Run the server's own program, with three of its parts replaced.
+    # Run the server's own program, with its handler, loader of models and generator replaced.
     server._run_http_server = partial(server._run_http_server, handler_class=handler)  # noqa: SLF001 - it has no other seam
     server.ModelProvider = forbid_model_code(server.ModelProvider)
     server.ResponseGenerator = guard_generator(server.ResponseGenerator)
@@ -219,6 +222,7 @@ def _import_server() -> Any:
         raise UnusableServerError(f"{sys.executable} cannot import mlx_lm: {error}") from error
     handler = getattr(server, "APIHandler", None)
     is_handler = isinstance(handler, type) and issubclass(handler, http.server.BaseHTTPRequestHandler)
+    # Each is an object, and its attribute that is replaced or overridden.
     parts = [(handler, "validate_model_parameters"), (handler, "_set_cors_headers")]
     parts += [(handler, "do_POST"), (getattr(server, "ResponseGenerator", None), "_tokenize")]
     parts += [(server, "_run_http_server"), (server, "ModelProvider")]

@@ -73,7 +73,7 @@ def find_command() -> list[str] | None:
 
     None if mlx-lm is not installed, or only a version that runs Python which a model brings (CVE-2026-5843).
     """
-    # In our own Python; the parent of the package's folder has its version.
+    # In our own Python; the folder in which the package's folder lies tells the version.
     package = importlib.util.find_spec("mlx_lm")
     if package and package.origin and is_safe_version(read_version(Path(package.origin).parents[1])):
         return [*PYTHON, _LAUNCHER]

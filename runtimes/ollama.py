@@ -62,13 +62,14 @@ def build_model_name(serving: Serving) -> str:
 def build_environment(pod: PodServing) -> dict[str, str]:
     """Return the environment of `ollama serve`."""
     options = pod.serving.options
-    # Ollama finds the devices of some vendors by Vulkan only, which is off by default.
+    # Ollama finds some devices (_ONLY_BY_VULKAN: Intel's) by Vulkan only, which is off by default.
     needs_vulkan = pod.devices > 0 and (pod.vendor.resource or "").startswith(_ONLY_BY_VULKAN)
     vulkan = {"OLLAMA_VULKAN": "1"} if needs_vulkan else {}
     return vulkan | {
         "HOME": _STORE,
         "OLLAMA_HOST": f"{pod.listen.host}:{pod.listen.port}",
         "OLLAMA_MODELS": f"{_STORE}/models",
+        # Keep the model in memory for ever.
         "OLLAMA_KEEP_ALIVE": "-1",
         "OLLAMA_CONTEXT_LENGTH": str(options.context_length),
         "OLLAMA_NUM_PARALLEL": str(options.parallel),
@@ -108,6 +109,7 @@ def _refuse_split_or_parallel(demand: RuntimeDemand) -> str | None:
     """
     if demand.is_split:
         return NO_SPLIT
+    # In pods, Pomona itself sets the number.
     if demand.in_pods or demand.options.parallel == 1:
         return None
     return "runtime ollama cannot do parallel on a host, where its owner sets it: remove it, or serve it in pods"

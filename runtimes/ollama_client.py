@@ -113,6 +113,7 @@ class Ollama:
         self.url = f"http://{LOOPBACK}:{_read_port(environment.get('OLLAMA_HOST', ''))}"
         self._session: aiohttp.ClientSession | None = None
         self._client: ollama.AsyncClient | None = None
+        # Errors of Ollama's client library; known once `_get_client` has imported it.
         self._errors: tuple[type[Exception], ...] = ()
 
     def installed(self) -> bool:
@@ -135,6 +136,7 @@ class Ollama:
         Ollama keeps one copy of the same files and parameters in memory, even if several models use it, and lists it by
         the name that was requested first. So names are compared by this text.
         """
+        # _contents: content of the models in memory and of ours, by name.
         if name not in self._contents:
             return name
         content = self._contents[name].content
@@ -161,7 +163,7 @@ class Ollama:
                 await _read_to_end(await client.create(name, files=files, parameters=parameters, stream=True))
                 return
 
-            # From the library: pull the model, unless the owner has it already.
+            # From the library: pull the model, and delete it afterwards, unless the owner has it already.
             is_owners = full_name(base) in stored_names
             if is_owners:
                 base = stored_names[full_name(base)]  # a model to create from has to be named as it is stored
@@ -223,6 +225,7 @@ class Ollama:
 
         Ollama resolves the name of the registry again, and follows its redirects by itself.
         """
+        # Only a name of three parts begins with a registry: HOST/NAMESPACE/MODEL.
         parts = base.split("/")
         registry = parts[0] if len(parts) == _PARTS_WITH_REGISTRY else _REGISTRY
         addresses = [] if registry == _REGISTRY else await resolve_addresses(registry)
@@ -247,6 +250,7 @@ class Ollama:
         for other, _ in await self.list_loaded():
             known = self._contents.get(other)  # None: a concurrent call has forgotten it
             has_same_weights = known is not None and known.content.weights == content.weights
+            # Only another model with the same weights matters.
             if other == name or known is None or not has_same_weights:
                 continue
             if not other.startswith(_OUR_PREFIXES):
@@ -274,6 +278,7 @@ class Ollama:
             stored = await self._list_models("/api/tags")
             models = [*models, *(model for model in stored if model.name.startswith(_OUR_PREFIXES))]
             self._knows_earlier_models = True
+        # An equal digest of the manifest means equal content.
         for model in models:
             known = self._contents.get(model.name)
             if known is None or known.manifest_digest != model.digest:
@@ -296,6 +301,7 @@ class Ollama:
             modelfile = msgspec.json.decode(answer, type=_Shown).modelfile
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url}/api/show is not Ollama's: {error}") from error
+        # _FILE finds the digests of the weights and adapters, _SETTING the parameters that take a reload to change.
         files = tuple(_FILE.findall(modelfile))
         return _Content(weights=files or (name,), settings=tuple(sorted(_SETTING.findall(modelfile))))
 
@@ -338,6 +344,7 @@ class Ollama:
             self._errors = (library.ResponseError, httpx.HTTPError)
             # The environment is ignored: its proxy is meant for the Internet, OLLAMA_API_KEY for Ollama's own service.
             timeout = httpx.Timeout(None, connect=2.0)
+            # With a header of its own, the library does not send OLLAMA_API_KEY.
             client: ollama.AsyncClient = library.AsyncClient(
                 host=self.url, trust_env=False, timeout=timeout, headers={"authorization": "none"}
             )

@@ -82,11 +82,13 @@ class Omlx:
 
     def __init__(self, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> None:
         self._environment = environment
+        # oMLX's own folder, with its settings.
         self._base = _find_base(environment, home or Path.home())
         port_text = environment.get("OMLX_PORT", "")
         port = int(port_text) if port_text.isdecimal() else (self._read_settings().server.port or DEFAULT_PORT)
         self.url = f"http://{LOOPBACK}:{port}"
         self._session: aiohttp.ClientSession | None = None
+        # Cookie of a login as administrator; empty: not logged in.
         self._admin_session = ""
 
     @property
@@ -123,6 +125,7 @@ class Omlx:
                     f"oMLX does not find {name} in {self._find_folder()}: see that this is its model directory, and "
                     f"that {serving.model} has a config.json and safetensors",
                 )
+        # Pinned: oMLX keeps the model until we unload it, and loads it again when it restarts.
         settings = _PINNED | {"max_context_window": serving.options.context_length}
         await self._call_admin("PUT", f"/admin/api/models/{name}/settings", settings, f"pin {name}")
 
@@ -131,6 +134,7 @@ class Omlx:
         status, answer = await self._send_request("POST", f"/v1/models/{name}/load", f"load {name}", is_slow=True)
         if status == HTTPStatus.INSUFFICIENT_STORAGE:
             raise DaemonError("InsufficientMemory", _describe_shortage(name, answer, await self._read_status()))
+        # Reasons by status; any other is a refusal.
         reasons: dict[int, str] = {HTTPStatus.NOT_FOUND: UNKNOWN_MODEL, HTTPStatus.CONFLICT: "DaemonBusy"}
         self._raise_unless_ok(status, answer, f"load {name}", reasons.get(status, "DaemonRefused"))
 
@@ -207,6 +211,7 @@ class Omlx:
 
         Raises DaemonError.
         """
+        # Names of our models begin with pomona-; all others are the owner's.
         owners_models = [model for model, _ in await self.list_loaded() if not model.startswith("pomona-")]
         if owners_models:
             raise DaemonError(
@@ -270,6 +275,7 @@ class Omlx:
                 f"oMLX at {self.url} does not take the agent's key: set OMLX_API_KEY for the agent to oMLX's own, or "
                 f"let it read {self._base / 'settings.json'}",
             )
+        # Whatever reason the caller gives: a later attempt may succeed.
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             reason = "DaemonBusy"
         raise DaemonError(reason, f"oMLX at {self.url} did not {what} ({status}): {_quote_error(answer)}")

@@ -127,7 +127,9 @@ class PagedMemory(EngineMemory):
         """
         if not self._is_computable(layout):
             return None
+        # `batches` begins with that of the smallest devices.
         tokens = self._batch_tokens(options, self.batches[0])
+        # Tokens that a layer with a window keeps beside it; None: it keeps the whole context.
         extra_tokens = tokens if self.has_windows else None
         cache_bytes = _cache_bytes(layout, options, devices=1, extra_tokens=extra_tokens, block=_CPU_BLOCK)
         expansion_bytes = _expansion_bytes(layout, options, devices=1)
@@ -148,6 +150,7 @@ class PagedMemory(EngineMemory):
         if not self._is_computable(layout):
             return None
         permille = self._used_permille(options)
+        # The engine's own choices, each for devices from a size (`from_gib`) on, the smallest first.
         smallest_batch, *larger_batches = self.batches
         device = self._estimate_batch(layout, options, devices, smallest_batch)
         for batch in larger_batches:
@@ -202,6 +205,7 @@ class PagedMemory(EngineMemory):
         extra_tokens = tokens if self.has_windows else None
         compute_bytes = _compute_bytes(layout, options, devices, tokens) + self._graph_bytes(options)
         compute_bytes += _expansion_bytes(layout, options, devices)
+        # The engine leaves free a fixed part, and one for each token of the batch.
         reserve_bytes = batch.reserve_mib * MIB + self.token_reserve_kib * tokens * _KIB
         if _find_stated(options, self.share_argument):
             # The engine then leaves free what is beyond the stated share, and nothing else.
@@ -227,6 +231,7 @@ class PagedMemory(EngineMemory):
         stated = _find_stated(options, self.share_argument)
         if stated is None:
             return self.device_percent * 10
+        # Without a margin, the engine uses all of the stated share.
         margin = self.device_percent if self.has_margin else 100
         return max(1, int(min(1.0, float(stated)) * margin * 10))
 
@@ -247,6 +252,7 @@ def _find_stated(options: ServingOptions, name: str | None) -> str | None:
 
     None: there is no such argument, or its value is not valid.
     """
+    # NAME=VALUE becomes two items, so that a value always follows its name.
     items = itertools.chain.from_iterable(argument.split("=", 1) for argument in options.extra_args)
     values = [value for argument, value in itertools.pairwise(items) if argument == name]
     last = values[-1] if values else ""
@@ -326,6 +332,7 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, extra_to
     # vLLM divides the layers of each kind into groups of equal size. A group that is not full takes as much as others.
     counts = [layers.count for layers in layout.layers]
     fewest, most = min(counts, default=0), max(counts, default=0)
+    # Groups are as large as the smallest kind, or as the largest if that has less than 1.5 times as many layers.
     group_size = most if most < fewest * 1.5 else fewest
     has_groups = extra_tokens is not None and len(counts) > 1
 
@@ -341,6 +348,7 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, extra_to
         if layers.window is not None and extra_tokens is not None:
             # The window seldom begins with a block, hence one more.
             block_count = divide_up(min(options.context_length, layers.window - 1 + extra_tokens), block) + 1
+        # The last group of a kind counts as full.
         layer_count = divide_up(layers.count, group_size) * group_size if has_groups else layers.count
         if layers.state_bytes:
             total_bytes += layer_count * _STATE_BLOCKS * block * token_bytes
@@ -354,6 +362,7 @@ def _compute_bytes(layout: Layout, options: ServingOptions, devices: int, tokens
 
     Vectors of the embedding's size are whole on every device; the wider ones inside a layer are divided.
     """
+    # The factors count vectors that are live at once.
     narrow = 5 * layout.embedding_size + layout.embedding_size * layout.expert_outputs
     wide = 3 * max(layout.feed_forward_size, layout.attention_size)
     batch_bytes = tokens * (narrow + divide_up(wide, devices)) * _ELEMENT_BYTES
@@ -370,6 +379,8 @@ def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> i
     if not largest_latent:
         return 0
     # Tokens of which vLLM expands latents at once, before its upper limit.
+    # _LATENT_CONTEXT: contexts of which latents are expanded at once. _LATENT_BLOCKS: at least so many tokens of each
+    # request.
     tokens = max(_LATENT_CONTEXT * options.context_length, _LATENT_BLOCKS * options.parallel)
     expanded_elements = largest_latent + 2 * divide_up(layout.attention_size, devices)
     return min(_MOST_LATENT_TOKENS, tokens) * expanded_elements * _ELEMENT_BYTES

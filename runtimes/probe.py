@@ -149,6 +149,7 @@ async def generate_token(
     Never raises because of the server's behaviour. A redirect is not followed: it could make us request any address
     that the server names, and quote the answer.
     """
+    # Path and body of the mode's request; `missing` names the answer in messages.
     question = _QUESTIONS[mode]
     body = msgspec.json.encode({"model": model, **question.body})
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
@@ -176,6 +177,7 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     """Return the body of an answer, at most 1 MiB of it."""
     try:
         return await response.content.readexactly(_READ_BYTES)
+    # A shorter body has come completely.
     except asyncio.IncompleteReadError as ended:
         return ended.partial
 
@@ -185,6 +187,7 @@ def _judge_error(base_url: str, engine: str | None, status: int, answer: bytes) 
     text = read_error(answer).text
     # The engine's table of errors calls it sick if it can answer no further request.
     is_sick = judge_error(find_runtime(engine).errors, status, text).lesson == "sick"
+    # By status (_REASONS), 400 and 501 are Broken as well, since the request is well-formed.
     reason = "Broken" if is_sick else _REASONS.get(status, "BadAnswer")
     return ProbeResult(ok=False, reason=reason, message=f"{base_url} answered {status}: {_quote(text)}")
 

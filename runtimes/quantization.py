@@ -74,12 +74,14 @@ def refuse_quantization(quantization: str, engine: str, vendor: str, device: str
         return f"runtime {engine} does not run on accelerator {vendor}: it runs on {', '.join(by_vendor)}"
     if method is None:
         return None
+    # Architectures on which the engine serves the method, and the architecture of this device; None: unknown.
     support, family = _find_support(method, engine, vendor), find_family(vendor, device)
     if support is None:
         return (
             f"runtime {engine} cannot serve {quantization} weights on accelerator {vendor}, where it takes "
             f"{', '.join(by_vendor[vendor])}: {_list_pairs(method)}"
         )
+    # Emulated is enough: the engine then computes with 16 bits.
     if support.is_any or family is None or family in support.native | support.emulated:
         return None
     problem = f"runtime {engine} cannot serve {quantization} weights on {device}, which is {vendor} {family}"
@@ -103,6 +105,7 @@ def warn_quantization(quantization: str, engine: str, vendor: str, device: str =
     """
     method = name_method(quantization)
     support = _find_support(method, engine, vendor) if method else None
+    # Nothing is known, or every product will do.
     if method is None or support is None or support.is_any:
         return None
     family = find_family(vendor, device)
@@ -128,11 +131,13 @@ def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
         return None
     families, native, emulated = list_families(vendor), set[str](), set[str]()
     for term in terms.split():
+        # `*` names no architecture: `is_any` stands for it.
         if term == _ANY:
             continue
         target = emulated if term.startswith("~") else native
         name = term.strip("~+")
         if term.endswith("+"):
+            # `families` begins with the oldest.
             target.update(families[families.index(name) :])
         else:
             target.add(name)
@@ -165,6 +170,7 @@ def _name_families(vendor: str, families: frozenset[str]) -> str:
     Only NVIDIA's architectures each do what the earlier ones do, so that "from ... on" is true of future ones.
     """
     ordered = list_families(vendor)
+    # The oldest of them.
     first = next(family for family in ordered if family in families)
     if set(ordered[ordered.index(first) :]) == families and vendor == _CUMULATIVE_VENDOR:
         return f"from {first} on"

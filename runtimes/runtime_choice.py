@@ -50,6 +50,7 @@ def choose_runtime(demand: RuntimeDemand) -> RuntimeName:
     if demand.has_image or demand.accelerator not in demand.vendors:
         return default
     vendor = demand.vendors[demand.accelerator]
+    # The first with an image for the accelerator.
     for name, pod in pods.items():
         if pod.find_image(demand.accelerator, vendor, name) is not None:
             return name
@@ -95,6 +96,7 @@ def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
             f"runtime {name} does not run in pods, where accelerator {accelerator} is: set hardware.accelerator to "
             f"metal, or runtime to {choose_runtime(demand)}"
         )
+    # An accelerator that is not in the table counts as a processor.
     vendor = demand.vendors.get(accelerator, CPU)
     if demand.has_image or runtime.pod.find_image(accelerator, vendor, name) is not None:
         return None
@@ -142,6 +144,7 @@ def _refuse_container(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return which of extraArgs the engine does not take, or which entry lacks its option or value; None if all fit."""
     arguments = demand.options.extra_args
+    # `tuning`: the options that a user may set; `switches`: those of them that take no value.
     foreign = [argument for argument in arguments if _is_option(argument) and argument not in runtime.tuning]
     if foreign:
         remedy = f"it takes {' '.join(runtime.tuning)}" if runtime.tuning else "it takes none"

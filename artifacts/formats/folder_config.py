@@ -89,6 +89,8 @@ def parse(text: bytes, python_files: Sequence[str] = (), quantization: bytes | N
     config = parse_safe(CONFIG, text, python_files)
     inner = config.get("text_config")
     merged = dict(inner) if isinstance(inner, dict) else config
+    # _SHARED_KEYS: those of the quantization, the type of the weights and `architectures`. A value of the language
+    # model's own takes precedence.
     for key in _SHARED_KEYS:
         if key in config:
             merged.setdefault(key, config[key])
@@ -147,6 +149,7 @@ def _list_nested(value: object) -> Iterator[object]:
 
 def _describe_code(key: str, value: object, python_files: Sequence[str]) -> str:
     """Return the key with the remedy if it makes a loader run Python; empty if it does not."""
+    # _CLASSES is `auto_map`, _CODE_KEYS name Python files to import, and _KERNEL_KEYS name code for attention.
     if key == _CLASSES:
         return _describe_classes(value, python_files)
     # The value of such a key is the name of a built-in kernel, or with a slash a repository with code.
@@ -182,6 +185,7 @@ def _find_foreign_class(classes: object) -> str | None:
     for entry in _list_nested(classes):
         if entry is None or isinstance(entry, (dict, list)):
             continue  # names no class itself
+        # _CLASS_BESIDE matches FILE.CLASS, and neither a repository (REPO--FILE.CLASS) nor a path with a slash.
         if not (isinstance(entry, str) and _CLASS_BESIDE.fullmatch(entry)):
             return str(entry)
     return None
@@ -212,6 +216,7 @@ def _find_head_size(config: dict[str, Any]) -> int | None:
     Gemma 4 has heads of two sizes; a block divides both if it divides their greatest common divisor. None: no size is
     stated, or the layers cache something else than the keys and values of their heads.
     """
+    # _LATENT_KEY: layers keep one vector for all heads. _OTHER_STATE_KEYS: they keep a state of unknown size.
     if any(config.get(key) for key in (_LATENT_KEY, *_OTHER_STATE_KEYS)):
         return None
     embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
@@ -227,6 +232,7 @@ def _list_modes(config: dict[str, Any]) -> list[Mode]:
     names = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
     if not names:
         return []
+    # _GENERATING: ends of names of classes, such as ForCausalLM.
     if any(name.endswith(_GENERATING) for name in names):
         # A class that generates text. Many models for embeddings have one, too: engines then pool the last token.
         return ["chat", "embeddings"]
@@ -270,6 +276,7 @@ def _name_method(stated: dict[str, Any]) -> str:
         return read_text(stated.get("quant_algo")).lower() or method
     if method == "compressed-tensors":
         form = read_text(stated.get("format"))
+        # _PACKED_FORMATS: short names of forms, such as mxfp4 for mxfp4-pack-quantized.
         if form in _PACKED_FORMATS:
             return _PACKED_FORMATS[form]
     bits = read_count(stated.get("bits")) or _find_packed_bits(stated)
@@ -296,9 +303,11 @@ def find_layout(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
     """
     embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
     vocabulary, layer_count = read_count(config.get("vocab_size")), read_count(config.get("num_hidden_layers"))
+    # _OTHER_STATE_KEYS: fields of models whose layers keep a state of which no size is computed here.
     keeps_other_state = any(config.get(key) for key in _OTHER_STATE_KEYS)
     if not embedding or not heads or not vocabulary or not layer_count or keeps_other_state:
         return None
+    # _SIZE_KEYS: sizes that are read below; one that is missing cannot be too large.
     further_sizes = [read_count(config.get(key)) or 0 for key in _SIZE_KEYS]
     if max(embedding, heads, vocabulary, layer_count, *further_sizes) > _LARGEST:
         return None
@@ -317,6 +326,7 @@ def find_layout(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
         tensor_bytes=tensor_bytes,
         vocabulary_size=vocabulary,
         embedding_size=embedding,
+        # Elements of all query heads together.
         attention_size=heads * attention.head_size,
         head_count=heads,
         feed_forward_size=feed_forward,
@@ -347,12 +357,15 @@ def _read_attention(config: dict[str, Any], layer_count: int, heads: int, defaul
     # In Gemma 4, heads have another size and number in layers that attend to the whole context.
     full_head_size = read_count(config.get("global_head_dim")) or head_size
     heads_kv = read_count(config.get("num_key_value_heads")) or heads
+    # Without `attention_k_eq_v`, these layers have as many heads as the others.
     full_heads_kv = read_count(config.get("num_global_key_value_heads")) if config.get("attention_k_eq_v") else None
     window_elements, full_elements = heads_kv * head_size, (full_heads_kv or heads_kv) * full_head_size
     # Each kind is a pair: the window in tokens or None, and the elements of the keys of one token.
     kinds = _count_layer_kinds(config, layer_count, window_elements, full_elements)
     state_bytes = _count_state_bytes(config)
+    # Recurrent layers are counted as one kind, _RECURRENT_KIND, which has no cache.
     recurrent = kinds.pop(_RECURRENT_KIND, 0) if kinds is not None else 0
+    # _RECURRENT_KEYS: the sizes of the state of a recurrent layer.
     is_stated = any(config.get(key) for key in _RECURRENT_KEYS)
     # Recurrent layers and the sizes of their state must be stated together, and be plausible, or not be stated at all.
     has_valid_state = 0 < state_bytes <= _MOST_STATE_BYTES
@@ -362,6 +375,7 @@ def _read_attention(config: dict[str, Any], layer_count: int, heads: int, defaul
     layers = [Layers(count=recurrent, state_bytes=state_bytes)] if recurrent else []
     for (window, elements), number in kinds.items():
         layers.append(Layers(count=number, key_elements=elements, value_elements=elements, window=window))
+    # By window (0: the whole context), then by elements.
     layers.sort(key=lambda group: (group.window or 0, group.key_elements))
     return _Attention(head_size=max(head_size, full_head_size), layers=layers)
 
@@ -372,6 +386,7 @@ def _read_latent_attention(config: dict[str, Any], layer_count: int) -> _Attenti
     Each layer keeps one short vector of a token, the latent, from which the keys and values of all heads are computed,
     and beside it the rotary part of the key. None: a size is missing, or a layer is of another type.
     """
+    # _LATENT_TYPES: layer types of such models, of which all layers keep the same.
     types = config.get("layer_types")
     if types is not None and (not isinstance(types, list) or not {str(kind) for kind in types} <= _LATENT_TYPES):
         return None
@@ -399,6 +414,7 @@ def _count_state_bytes(config: dict[str, Any]) -> int:
     kernel, key_heads, key_size, value_heads, value_size = (size or 0 for size in sizes)
     if not all(sizes):
         return 0
+    # The last kernel - 1 inputs: queries and keys, which have equal sizes, and values.
     convolution_inputs = (kernel - 1) * (2 * key_heads * key_size + value_heads * value_size)
     return _STATE_BYTES * (convolution_inputs + value_heads * key_size * value_size)
 
@@ -418,6 +434,7 @@ def _count_layer_kinds(
         full_elements: the same of a layer that attends to the whole context.
     """
     types, interval = config.get("layer_types"), read_count(config.get("full_attention_interval"))
+    # Some configurations state only an interval, some nothing, and others the type of each layer.
     if types is None and interval:
         attending = layer_count // interval
         # Of every `interval` layers, one attends. The unary plus drops a kind of which there is no layer.
@@ -426,6 +443,7 @@ def _count_layer_kinds(
         # One window for all layers is ignored: some models do not use it, so the most memory is assumed.
         return Counter({(None, max(window_elements, full_elements)): layer_count})
     window = read_count(config.get("sliding_window"))
+    # _HAS_WINDOW: by layer type, whether its layers attend through a window.
     supported = {*_HAS_WINDOW, _RECURRENT_TYPE}
     if not isinstance(types, list) or len(types) != layer_count or any(str(kind) not in supported for kind in types):
         return None
@@ -460,6 +478,7 @@ def _count_feed_forward(config: dict[str, Any]) -> int | None:
     if not used:
         return dense
     expert_width = expert or dense or 0
+    # None: neither width is stated.
     return max(dense or 0, expert_width * used) or None
 
 

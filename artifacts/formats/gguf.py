@@ -140,6 +140,7 @@ def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
 
     """
     reader = _Reader(data, file_bytes)
+    # Fewer bytes than the magic has may be its beginning.
     if not data.startswith(MAGIC[: len(data)]):
         raise _invalid("is no GGUF file: it does not begin with GGUF")
     reader.skip(len(MAGIC), "the magic")
@@ -148,9 +149,11 @@ def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
         what = "is big endian" if swapped else f"has GGUF version {version}"
         raise _invalid(f"{what}: convert it to version 3, little endian")
+    # Order in the file: both counts, the metadata entries, the descriptions of the tensors.
     tensor_count = reader.read_count("tensors", _LEAST_TENSOR_BYTES)
     entry_count = reader.read_count("metadata entries", _LEAST_ENTRY_BYTES)
     metadata: dict[str, Value] = {}
+    # By these, `read_name` refuses a key that is there twice.
     key_digests: set[bytes] = set()
     for _ in range(entry_count):
         key, is_whole = reader.read_name("metadata key", key_digests)
@@ -224,8 +227,10 @@ class _Reader:
 
     def __init__(self, data: bytes | bytearray, file_bytes: int) -> None:
         self._data = data
+        # Elements of all arrays that were kept so far, which have a common limit.
         self._kept_elements = 0
         self.file_bytes = file_bytes
+        # No header reaches beyond the file, nor beyond the longest that is accepted.
         self._header_limit = min(file_bytes, MAX_HEADER_BYTES)
         self.position = 0
 
@@ -322,9 +327,11 @@ class _Reader:
         form = self._scalar_form(kind, key)
         self._check_elements(count, form.size, what)
         start = self.skip(count * form.size, what)
+        # Keep nothing that is nested or long, or beyond the common limit of all kept arrays.
         if depth > 1 or count > _KEPT_ELEMENTS or self._kept_elements + count > _KEPT_ELEMENTS_IN_ALL:
             return None
         self._kept_elements += count
+        # form.format is the byte order and the type of one number.
         return struct.unpack_from(f"<{count}{form.format[1:]}", self._data, start)
 
     def _check_elements(self, count: int, least_bytes: int, what: str) -> None:
@@ -342,7 +349,9 @@ class _Reader:
         kind, offset = self.read_unsigned(_U32, what), self.read_unsigned(_U64, what)
         if kind not in TENSOR_TYPES:
             raise _invalid(f"has the unknown tensor type {kind} for {what}: a newer Pomona may know it")
+        # A tensor is stored in blocks, each with so many elements in so many bytes.
         type_name, block_elements, block_bytes = TENSOR_TYPES[kind]
+        # The innermost dimension comes first: the length of a row.
         if shape and shape[0] % block_elements:
             raise _invalid(f"has rows of {shape[0]} in {what}, which are no whole blocks of {type_name}")
         size_bytes = math.prod(shape) // block_elements * block_bytes

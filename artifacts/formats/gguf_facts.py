@@ -111,7 +111,9 @@ def _list_modes(header: GGUFHeader, architecture: str) -> list[Mode]:
     pooling = header.metadata.get(f"{architecture}.pooling_type")
     is_made_for: dict[Mode, bool] = {
         "chat": architecture not in _ENCODERS,  # such as BERT: they generate no text
+        # _POOLING_OF_TEXTS: by mean, first or last token, each of which makes one embedding of a text.
         "embeddings": pooling in _POOLING_OF_TEXTS,
+        # _SCORING_TENSORS: those of a head that scores a text.
         "rerank": any(name in header.shapes for name in _SCORING_TENSORS),
     }
     return [mode for mode, is_made in is_made_for.items() if is_made]
@@ -222,6 +224,7 @@ class _LayoutReader:
         None: a value is missing or larger than that of any model, or it is not known what the layers cache. The user
         then has to state the memory.
         """
+        # The second dimension of this table is the size of the vocabulary.
         embedding_shape = self._header.shapes.get("token_embd.weight", ())
         embedding = self._read_number("embedding_length")
         kinds = self._group_layers()
@@ -261,6 +264,7 @@ class _LayoutReader:
 
         None: it is not known what a layer keeps, or there are too many layers or kinds.
         """
+        # KNOWN: the architectures of which it is known what their layers keep.
         if not 0 < self._layer_count <= _MAX_LAYERS or self._architecture not in KNOWN or self._has_unknown_caches():
             return None
         cached_elements, recurrent = self._count_cached_elements(), self._list_recurrent()
@@ -273,7 +277,7 @@ class _LayoutReader:
         # A kind is: elements of keys, elements of values, window, bytes of recurrent state.
         counts: dict[tuple[int, int, int | None, int], int] = {}
         for (key, value), is_recurrent, window in zip(cached_elements, recurrent, windows, strict=True):
-            # In few architectures, a layer can attend and be recurrent at once.
+            # In few architectures (_ATTENDING_AND_RECURRENT), a layer can attend and be recurrent at once.
             attends = (key or value) and (self._architecture in _ATTENDING_AND_RECURRENT or not is_recurrent)
             state = state_bytes if is_recurrent else 0
             kind = (key, value, window, state) if attends else (0, 0, None, state)
@@ -298,6 +302,7 @@ class _LayoutReader:
         if self._architecture in _ENCODERS | _FULLY_RECURRENT:
             return [(0, 0)] * self._layer_count
         heads = self._read_per_layer("attention.head_count", None)
+        # A header that states no number of key and value heads has one for each query head.
         states_kv = f"{self._architecture}.attention.head_count_kv" in self._header.metadata
         heads_kv = self._read_per_layer("attention.head_count_kv", None) if states_kv else heads
         embedding, widest_heads = self._read_number("embedding_length"), find_widest(heads)
@@ -341,8 +346,8 @@ class _LayoutReader:
         None instead of a list: it is not known which layers have the window.
         """
         whole: list[int | None] = [None] * self._layer_count
-        # LFM2 has one window for all layers, or none. Architectures that are not in the table have none; of some, only
-        # the variant with many layers has one.
+        # LFM2 has one window for all layers, or none. Architectures that are not in _WINDOWS have none; of those in
+        # _WINDOWED_FROM_LAYERS, only the variant with that many layers has one.
         if self._architecture in {"lfm2", "lfm2moe"}:
             return [self._read_number("attention.sliding_window") or None] * self._layer_count
         if self._architecture not in _WINDOWS or self._layer_count < _WINDOWED_FROM_LAYERS.get(self._architecture, 0):
@@ -363,6 +368,7 @@ class _LayoutReader:
         # One layer of each period attends to the whole context: its first or its last.
         known_period, is_first_full = _WINDOWS[self._architecture]
         period = read_count(stated) or known_period
+        # 0: the architecture has no period of its own, and the header states none.
         if not period:
             return None
         full_layer = 0 if is_first_full else period - 1
@@ -385,6 +391,7 @@ class _LayoutReader:
                 self._read_per_layer("feed_forward_length", 0) if self._architecture.startswith("nemotron") else None
             )
             widths = widths or (0,) * self._layer_count
+            # So a layer is recurrent that has no heads, and in Nemotron no feed-forward network either.
             return [not heads and not width for heads, width in zip(head_counts, widths, strict=True)]
         if self._architecture in _RECURRENT_BY_INTERVAL:
             stated = self._header.metadata.get(f"{self._architecture}.attention.recurrent_layers")
@@ -408,6 +415,7 @@ class _LayoutReader:
         if embedding and wkv:
             default_shifts = 1 if self._architecture in {"rwkv6qwen2", "arwkv7"} else 2
             shifts = self._read_number("token_shift_count") or default_shifts
+            # Each head has a matrix of wkv x wkv elements: wkv for each element of the embedding.
             return (wkv + shifts) * embedding * _F32_BYTES
         # Short convolutions, such as LFM2: their last inputs
         if embedding and (short_kernel := self._read_number("shortconv.l_cache")):
@@ -417,6 +425,7 @@ class _LayoutReader:
         if kernel is None or inner is None or state is None:
             return None
         groups = self._read_number("ssm.group_count") or 0
+        # Its inputs are the inner vector, and two vectors of the state's size for each group.
         convolution_inputs = max(0, kernel - 1) * (inner + 2 * groups * state)
         return (convolution_inputs + state * inner) * _F32_BYTES
 
@@ -429,6 +438,7 @@ class _LayoutReader:
         metadata, prefix = self._header.metadata, self._architecture
         dense = find_widest(metadata.get(f"{prefix}.feed_forward_length")) or 0
         used = find_widest(metadata.get(f"{prefix}.expert_used_count")) or 0
+        # Without a width of their own, experts are as wide as a dense layer, and shared experts as the others.
         expert = find_widest(metadata.get(f"{prefix}.expert_feed_forward_length")) or dense
         shared_experts = self._read_number("expert_shared_count") or 0
         shared = self._read_number("expert_shared_feed_forward_length", expert * shared_experts)
@@ -450,7 +460,7 @@ def expand_to_layers(value: Value, layers: int) -> tuple[int, ...] | None:
 
 
 def find_widest(value: Value) -> int | None:
-    """Return the largest of the counts per layer, or the single count for all layers."""
+    """Return the largest of the counts per layer, or the single count for all layers; None: one is not valid."""
     if not isinstance(value, tuple):
         return read_count(value)
     counts = [read_count(number) for number in value]

@@ -34,10 +34,12 @@ def read_members(text: bytes | memoryview) -> Iterator[tuple[str, bytes]]:
         msgspec.DecodeError: `text` is no JSON object, or has other values.
     """
     msgspec.json.decode(text, type=_AnyObject)  # checks the syntax, and keeps nothing
+    # _START matches the opening brace, or all of an empty object; _MEMBER a member and the sign behind it.
     start = _START.match(text)
     position = start.end() if start else 0
     while member := _MEMBER.match(text, position):
         yield msgspec.json.decode(member["name"], type=str), member["value"]
         position = member.end()
+    # Where a member does not match, something other than blanks is left.
     if not _BLANK.fullmatch(text, position):
         raise msgspec.ValidationError("a value is no string, number or plain object")

@@ -98,6 +98,7 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
     expert_parameters = 0
     try:
         for tensor_name, value in read_members(text):
+            # `__metadata__` is no tensor: it may name the framework that the file was written for.
             if tensor_name == _METADATA:
                 if len(value) > _MOST_METADATA_BYTES:
                     raise _invalid(name, f"has more than {size_text(_MOST_METADATA_BYTES)} of metadata")
@@ -109,8 +110,9 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
                 raise _invalid(name, f"has more than {_MOST_TENSORS} tensors, and no file of a model has so many")
             elements = math.prod(tensor.shape)
             if parameters is not None:
-                # With one packed tensor, the number of all parameters is not known.
+                # _PLAIN: types of one parameter in an element. One packed tensor makes the number of all unknown.
                 parameters = parameters + elements if tensor.dtype in _PLAIN else None
+            # Names of tensors of experts contain `.experts.`.
             if _EXPERTS in tensor_name:
                 expert_parameters += elements
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -109,6 +109,7 @@ def _unwrap(address: Address) -> Address:
     """
     if isinstance(address, ipaddress.IPv4Address):
         return address
+    # _TRANSLATED: addresses of NAT64.
     if address in _TRANSLATED:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)  # the last 32 bits
     return address.ipv4_mapped or address.sixtofour or address
@@ -121,4 +122,5 @@ def _is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         # Only 2000::/3, whose first three bits are 001, is assigned to hosts of the internet.
         special = special or address.is_site_local or int(address) >> 125 != 1
+    # _RELAYS: networks of protocols and relays, some of which count as global.
     return address.is_global and not special and not any(address in relays for relays in _RELAYS)

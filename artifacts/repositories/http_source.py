@@ -173,6 +173,7 @@ class Origin:
                 await self._check_status(received.response)
                 self._refuse_encoding(received.response.headers)
                 yield received
+        # These are errors of the request, and of the caller's block while it reads the body.
         except TimeoutError as error:
             raise self._unreachable_error("did not answer in time") from error
         except aiohttp.ClientConnectorError as error:
@@ -193,6 +194,7 @@ class Origin:
         Return the first response that is no redirect, whatever its status. Raises ArtifactError.
         """
         url = self.url
+        # Empty until the hub has answered, and for every other server.
         hub_headers: Mapping[str, str] = {}
         for _ in range(_MOST_REDIRECTS + 1):
             response = await self._request(url, headers)
@@ -240,7 +242,7 @@ class Origin:
             stated_address = find_stated_address(url.raw_host or "")
             if stated_address is not None and not is_allowed(stated_address, self.access.allowed_networks):
                 raise self._private_error()
-        # The operator chose the address of the hub, which may be private.
+        # The `checked` session refuses private addresses, which the hub and a proxy may have: the operator chose them.
         session = self.unchecked if proxy or chosen_by_operator else self.checked
         if self.accept:
             headers = {"Accept": self.accept, **headers}
@@ -272,14 +274,18 @@ class Origin:
             error = self.explain(status, response.headers, body or b"")
             if error:
                 raise error
+        # `_follow` has followed all others: this redirect has no location, and `explain` did not know it.
         if status in _REDIRECTS:
             raise self._redirect_error()
+        # 401 and 403
         if status in _UNAUTHORIZED:
             way_out = _OTHER_LOGIN if self.source.scheme == "oci" else _OTHER_TOKEN
             raise ArtifactError("SourceUnauthorized", f"{name}: HTTP {status}: no access: {way_out}")
+        # 404 and 410
         if status in _GONE:
             missing = _NO_ARTIFACT if self.source.scheme == "oci" else "there is no such file: check path and revision"
             raise ArtifactError("SourceNotFound", f"{name}: HTTP {status}: {missing}")
+        # 408, 425, 429, and from 500 on
         if status in _TRY_AGAIN or status >= _SERVER_ERROR:
             seconds = _read_retry_after(response.headers)
             asked = f" and asks for a pause of {seconds:.0f} s" if seconds else ""
@@ -314,6 +320,7 @@ class Origin:
         # 2. Digest and revision, as the scheme states them.
         sha256, revision = None, _read_entity_tag(response.headers)
         if self.source.scheme == "hf":
+            # The tag of a large file is its SHA-256, that of a small one is not.
             tag = _read_printable(hub_headers, "X-Linked-Etag").strip('"').lower()
             sha256 = tag if is_digest(tag) else None
             revision = _read_printable(hub_headers, "X-Repo-Commit") or self.revision or self.source.revision
@@ -354,7 +361,7 @@ async def connect(
     timeout = aiohttp.ClientTimeout(None, connect=patience.connect_seconds, sock_read=patience.silence_seconds)
 
     def open_session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        """Return a session that decodes nothing and keeps no cookies."""
+        """Return a session with these headers and time-outs, which decodes nothing and keeps no cookies."""
         return aiohttp.ClientSession(
             connector=connector,
             headers=headers,
@@ -377,6 +384,7 @@ async def connect(
             authorizer=authorizer or FixedAuthorizer(f"Bearer {access.token}" if access.token else ""),
             accept=accept,
             explain=explain,
+            # None: the source is not of a hub.
             hub=_parse_url(source, access.endpoint) if source.scheme == "hf" else None,
             revision=revision,
         )
@@ -414,6 +422,7 @@ def _read_retry_after(headers: Mapping[str, str]) -> float:
     """Return the pause in seconds that a server asks for, as a number or as a date; 0 if it asks for none."""
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdecimal():
+        # The first digits are enough, since the limit is an hour.
         return min(float(text[:_MOST_DIGITS]), _LONGEST_PAUSE_SECONDS)
     try:
         due = parsedate_to_datetime(text)

@@ -47,6 +47,7 @@ class HubRepository:
         url = f"{self._access.endpoint.rstrip('/')}/api/models/{self._source.repo}/revision/{at}?blobs=true"
 
         async def read() -> Listing:
+            """Request the listing once; `retry_read` repeats it."""
             async with connect(self._source, self._access, url=url) as origin:
                 return _parse_listing(self._source, await origin.read_whole(_LISTING_BYTES))
 
@@ -57,6 +58,7 @@ class HubRepository:
         if path == self._source.path:
             return self._source
         at = revision or self._source.revision
+        # The last argument is the name of the file, without its folders.
         return hub_file(self._source.repo, at, path, path.rpartition("/")[2])
 
     @asynccontextmanager
@@ -75,6 +77,7 @@ def _parse_listing(source: Source, text: bytes) -> Listing:
     if not _COMMIT.fullmatch(answer.sha):
         problem = f"names {answer.sha[:100]!r} as its commit, which is none"
         raise source.error("SourceRefused", f"the hub {problem}")
+    # `siblings` are all files of the repository; wanted are those that an engine may read.
     wanted = [file for file in answer.siblings if is_wanted(file.name)]
     # The hub states a digest (`lfs`) for large files only.
     if any(file.lfs and not is_digest(file.lfs.sha256) for file in wanted):

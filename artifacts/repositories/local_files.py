@@ -45,6 +45,7 @@ def locate(source: Source, file_root: Path | None) -> Path:
     try:
         path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
+        # Python raises RuntimeError, which has no strerror, for a loop of links.
         problem = getattr(error, "strerror", None) or "a loop of links"
         raise source.error("SourceNotFound", problem) from error
     if source.is_folder and not path.is_dir():
@@ -133,6 +134,7 @@ class LocalRepository:
         # The one file that the source names is listed by its name.
         if not self._source.is_folder and path in (self._source.path, self._source.file):
             return self._source
+        # Listed paths are below the source's folder, or below the one that contains its file.
         folder = self._source.path if self._source.is_folder else self._source.path.rpartition("/")[0] + "/"
         return Source(scheme="file", text=f"file://{quote(folder + path)}", file=path, path=folder + path)
 
@@ -164,6 +166,7 @@ class _LocalFile:
             end = size if last is None else min(last + 1, size)
 
             async def blocks() -> AsyncIterator[bytes]:
+                """Yield the bytes from `first` to before `end`, each block read in a thread."""
                 remaining = end - first
                 while remaining > 0 and (block := await asyncio.to_thread(file.read, min(_BLOCK_BYTES, remaining))):
                     remaining -= len(block)

@@ -105,7 +105,8 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
     if document.schema_version != _SCHEMA_VERSION:
         version = f"{document.schema_version}, not {_SCHEMA_VERSION}"
         raise _refusal(name, f"schemaVersion is {version}: push it again with a current client")
-    # Two readers of a document that is both a manifest and an index could see different content under one digest.
+    # Only one of both: of a document that is manifest and index at once, two readers could see different content under
+    # one digest.
     is_manifest, is_index = document.layers is not None, document.manifests is not None
     if is_manifest == is_index:
         raise _refusal(name, "the manifest must have either `layers` or `manifests`")
@@ -119,7 +120,7 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
 
 def require_files(name: str, manifest: ArtifactManifest) -> Sequence[RepositoryFile]:
     """Return the files of an artifact. Raises ArtifactError if it has none: its layers are archives, or unnamed."""
-    # The name without its tag or digest.
+    # The name without its digest, behind @, or its tag, behind a : without a later slash (a port has one).
     repository = re.split(r"[@]|:(?=[^/]*$)", name.removeprefix("oci://"), maxsplit=1)[0]
     push = f"push the files themselves: oras push {repository}:TAG FILE..."
     if manifest.archive_types and not manifest.files:
@@ -194,16 +195,17 @@ def _is_archive(layer: _Descriptor) -> bool:
     # ModelPack: a plain file has a media type that ends in .raw, or names no archive.
     if layer.media_type.startswith(_MODEL_PACK):
         return not layer.media_type.endswith(_RAW) and _ARCHIVE_TYPE.fullmatch(layer.media_type) is not None
-    # oras push: plain files have the media type of an archive, too; only the annotation shows which is one.
+    # oras push: plain files have the media type of an archive, too; only the annotation _UNPACK shows which is one.
     if _ORAS_TITLE in annotations:
         return annotations.get(_UNPACK) == "true"
-    # Others: the media type names an archive.
+    # Others: the media type names an archive, such as tar or gzip.
     return _ARCHIVE_TYPE.fullmatch(layer.media_type) is not None
 
 
 def _read_path(artifact: str, field: str, layer: _Descriptor) -> str:
     """Return the name of a layer's file, which may have folders; empty if it has none."""
     annotations: Mapping[str, str] = layer.annotations or {}
+    # _NAMES: annotations that name the file, of oras and of ModelPack.
     key = next((name for name in _NAMES if name in annotations), "")
     if not key:  # Ollama and Docker name the file by the media type only
         return _UNNAMED.get(layer.media_type, "")

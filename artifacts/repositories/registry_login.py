@@ -144,7 +144,8 @@ def _find_in_config(repo: str, text: bytes) -> RegistryLogin | None:
             "docker-registry",
         ) from None
     wanted = _config_name(repo)
-    # As kubelets choose: the entry of the repository before that of its registry.
+    # As kubelets choose: the entry with the longest matching path, so that of the repository before that of its
+    # registry. A path matches if the repository is the same or below it.
     matching = [name for name in config.auths if f"{wanted}/".startswith(f"{_config_name(name)}/")]
     for name in sorted(matching, key=lambda entry: len(_config_name(entry)), reverse=True):
         if login := _read_entry(config.auths[name]):
@@ -197,6 +198,7 @@ def read_challenge(challenges: Iterable[str]) -> TokenChallenge | None:
         for match in _SCHEME.finditer(text):
             if match["scheme"].lower() != "bearer":
                 continue
+            # _PARAMETER matches NAME="VALUE", in which a backslash escapes the next letter, or NAME=VALUE.
             parameters = {
                 key.lower(): re.sub(r"\\(.)", r"\1", quoted) or plain
                 for key, quoted, plain in _PARAMETER.findall(text[match.end() :])

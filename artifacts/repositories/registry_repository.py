@@ -72,9 +72,11 @@ class RegistryRepository:
         if host != registry and "/" not in name:
             name = f"library/{name}"  # an official image of Docker Hub
         scheme = "http" if is_plain_http(registry, environment) else "https"
+        # URL of the repository in the registry's API.
         self._base = URL(f"{scheme}://{host}/v2/{name}")
         login = parse_login(access.token) if access.token else None
         self._authorizer = _RegistryAuthorizer(source, self._access, self._base, login)
+        # Digest and content of each manifest that was requested, by tag or digest.
         self._resolved: dict[str, tuple[str, ArtifactManifest]] = {}
 
     async def resolve(self, revision: str | None) -> tuple[str, ArtifactManifest]:
@@ -156,6 +158,7 @@ class _Blob:
     def __init__(self, origin: Origin, file: RepositoryFile, revision: str, source: Source) -> None:
         self._origin = origin
         self._file = file
+        # Digest of the artifact, which is the revision of all its files.
         self._revision = revision
         self._source = source
 
@@ -182,7 +185,8 @@ class _RegistryAuthorizer:
         self._access = access
         self._repository = repository
         self._login = login
-        # A login without a user is a bearer token, which is sent from the first request on.
+        # Authorization header; empty until the registry asks for one. A login without a user is a bearer token, which
+        # is sent from the first request on.
         self._header = f"Bearer {login.secret}" if login and not login.user else ""
 
     def authorize_headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
@@ -204,6 +208,7 @@ class _RegistryAuthorizer:
         challenge = read_challenge(challenges)
         if challenge is not None:
             self._header = f"Bearer {await self._request_token(challenge, login)}"
+        # The registry takes user and password themselves.
         elif login is not None and wants_basic(challenges):
             self._header = login.basic
         return self._header != header_before
@@ -221,6 +226,7 @@ class _RegistryAuthorizer:
         query = {"scope": f"repository:{self._repository.path.removeprefix('/v2/')}:pull"}
         if challenge.service:
             query["service"] = challenge.service
+        # The token server gets user and password; without a login, it issues tokens for public repositories.
         async with connect(
             self._source,
             self._access,

@@ -174,6 +174,7 @@ async def read_start(opened: ReadableFile, name: str, size_bytes: int, most_byte
     text = bytearray()
     other_size = f"{name}: is listed with {size_bytes} bytes, but the server has "
     try:
+        # Both ends are inclusive, so an empty file is asked for byte 0, too.
         async with opened.read(0, max(0, wanted - 1)) as response:
             if response.size_bytes != size_bytes:
                 raise ArtifactError("SourceRefused", f"{other_size}{response.size_bytes}")

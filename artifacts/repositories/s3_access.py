@@ -99,6 +99,7 @@ class S3Access:
         Raises:
             ArtifactError: the extra with the library is not installed.
         """
+        # _DIGESTS: the header that asks for the digests that the service keeps.
         wanted = {**headers, **_DIGESTS}
         if not self.key_id:
             return wanted
@@ -158,5 +159,6 @@ def read_digest(headers: Mapping[str, str]) -> str | None:
         digest = base64.b64decode(headers.get("x-amz-checksum-sha256", ""), validate=True)
     except (binascii.Error, ValueError):
         return None
+    # Without this header, the digest counts as that of the whole object.
     is_whole = headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT"
     return digest.hex() if is_whole and len(digest) == _SHA256_BYTES else None

@@ -112,6 +112,7 @@ def explain_refusal(
         fields = {}  # many services and proxies before them refuse without a body
     code = fields.get("Code", "")
     region = fields.get("Region") or headers.get("x-amz-bucket-region", "")
+    # The most particular first: another region, a known code, then the status alone.
     if status == _MOVED or code in _OTHER_REGION:
         where = f"is in region {region}" if _REGION.fullmatch(region) else "is in another region"
         way_out = f"set {REGION_VARIABLE} to it, in spec.sourceSecretRef or in the environment"
@@ -133,7 +134,7 @@ def explain_refusal(
 
 def _parse_xml(text: bytes) -> ET.Element:
     """Return the root of a short XML text without a document type. Raises ValueError."""
-    # Elements and attributes take a hundred times their bytes.
+    # Count the marks of elements and attributes first: parsed, these take a hundred times their bytes.
     if text.count(b"<") + text.count(b"=") > _MOST_MARKS:
         raise ValueError("more elements than a page has")
     try:

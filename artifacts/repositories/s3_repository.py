@@ -63,7 +63,7 @@ class S3Repository:
             if is_of_source and is_wanted(path):
                 files.append(dataclasses.replace(listed, path=path))
 
-        # 3. The digest of them all is the revision.
+        # 3. The digest of all paths, entity tags and sizes is the revision.
         files.sort(key=lambda file: file.path)
         lines = "\n".join(f"{file.path}\0{file.revision}\0{file.size_bytes}" for file in files)
         digest = hashlib.sha256(lines.encode()).hexdigest()
@@ -117,6 +117,7 @@ class S3Repository:
         del revision  # the current object is fetched, and refused if it is another one
         if path == self._source.path:
             return self._source
+        # _root: the key of the source's folder, below which all paths are.
         key = f"{self._root}{path}"
         bucket = self._source.repo
         name = path.rpartition("/")[2]
@@ -134,6 +135,7 @@ class S3Repository:
         signed = bool(self._service.key_id)
 
         def explain(status: int, headers: Mapping[str, str], body: bytes) -> ArtifactError | None:
+            """Return the error of a refusal as S3 explains it; the origin calls it."""
             return explain_refusal(source.display, status, headers, body, signed=signed)
 
         return connect(source, self._access, url=url, authorizer=self._service, explain=explain)

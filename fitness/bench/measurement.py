@@ -66,6 +66,7 @@ def plan_one_stream(options: BenchmarkOptions | None, context_length: int) -> Be
         warmup=options.warmup_iterations,
         runs=options.runs,
         min_duration_seconds=options.min_duration_seconds,
+        # At most a quarter of the context for the prompt, and half for the answer, which needs two tokens for a rate.
         prompt_tokens=max(1, min(BenchPlan().prompt_tokens, context_length // 4)),
         tokens=max(2, min(MICRO_BATCH_TOKENS, context_length // 2)),
         most_seconds=SERVING_SECONDS,
@@ -109,6 +110,7 @@ async def measure_endpoint(
     """
     plan = plan or BenchPlan()
     ends_at = clock() + plan.most_seconds
+    # It keeps the form of request that the engine takes, and makes a new prompt for each run.
     engine = _MeasuredEngine(session, url, CompletionRequest(model=model, prompt="", tokens=plan.tokens), clock)
 
     # 1. Warm up.
@@ -124,7 +126,9 @@ async def measure_endpoint(
         timings.append(await engine.run_once())
 
     # 3. Measure several streams at once.
+    # Tokens a second by number of streams.
     rates = {1: statistics.median(timing.tokens_per_second for timing in timings)}
+    # The first count is 1, which is measured already.
     for streams in list_stream_counts(plan.parallel)[1:]:
         if clock() >= ends_at:
             break
@@ -153,6 +157,7 @@ class _MeasuredEngine:
         Raises:
             BenchError: the engine does not answer as it should.
         """
+        # That of all further runs; the first one asks for fewer tokens.
         further_request = self._request
         self._request = further_request._replace(tokens=min(further_request.tokens, _FIRST_TOKENS))
         try:

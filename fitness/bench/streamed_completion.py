@@ -149,6 +149,7 @@ async def stream_completion(
         **({"ignore_eos": True} if request.ignores_end else {}),
     }
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=FIRST_TOKEN_SECONDS)
+    # What has come so far, with the times of its pieces.
     started, received = clock(), _Received()
     try:
         # A redirect could make this machine ask any address, with the token.
@@ -216,6 +217,7 @@ def _compute_timing(received: _Received, started: float, wanted: int) -> Complet
     tokens = usage.completion_tokens
     if tokens > wanted:
         raise BenchError("BadAnswer", f"the engine says that it generated {tokens} tokens, of {wanted} that were asked")
+    # Two tokens are the fewest with a rate.
     if tokens < max(2, wanted // 4):
         message = f"the engine ended after {tokens} of {wanted} tokens: too few to measure a rate"
         raise BenchError("EndedEarly", message)
@@ -223,6 +225,7 @@ def _compute_timing(received: _Received, started: float, wanted: int) -> Complet
     if first is None or received.last_text_at <= first:
         message = f"the engine sent {tokens} tokens in one piece: without a stream there is no rate to measure"
         raise BenchError("NotStreamed", message)
+    # Prompt tokens from the engine's cache: 0 if it states none, and never more than the prompt has.
     details = usage.prompt_tokens_details
     stated_cached = (details.cached_tokens or 0) if details else 0
     cached_tokens = min(max(0, stated_cached), usage.prompt_tokens)
@@ -235,6 +238,7 @@ async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterato
     Raises BenchError: the stream ends before, has an error or text that is no chunk, or has too many lines for the
     answer. All lines count, since an engine may send blank ones and comments without end.
     """
+    # A chunk may take four lines; 100 chunks are allowed beyond those for the tokens.
     lines_read, most_lines = 0, 4 * (100 + tokens * _MOST_CHUNKS_FOR_EACH_TOKEN)
     async for line in lines:
         if not line.startswith(_DATA):
