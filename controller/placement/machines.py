@@ -99,6 +99,7 @@ def build_host(cell: Cell, report: MetalHostStatus, *, is_stale: bool) -> Viewed
 
     There is none if the agent has not reported the free memory.
     """
+    # A host counts as one device, which has the free memory of the cell (the host, as the queue counts it).
     is_known = report.available_bytes is not None
     free = (cell.free[MEMORY],) if is_known else ()
     bases = (describe_host(report),) if is_known else ()
@@ -165,12 +166,14 @@ def _describe_room(
     shared, as many as pods hold are left out, the fullest: a pod that still loads holds a device that looks empty.
     """
     if hardware.vendor == "cpu":
-        replica = hardware.describe_replica(0)
+        replica = hardware.describe_replica(0)  # 0 devices: it computes on the processor
         if not replica.device_class or memory is None:
             return (), ()
         return (replica,), (memory,)
+    # `cell.devices`: the resources that count each device once; None: not stated, and nothing is subtracted below.
     device_resources = cell.devices or frozenset()
     sizes = _list_devices(hardware, report, sum(cell.total[name] for name in device_resources))
+    # Engines divide a model among 1, 2, 4, 8 or 16 devices (`_COUNTS`).
     bases = tuple(_describe_base(hardware, count) for count in _COUNTS if count <= len(sizes))
     if device_resources and not hardware.is_shared:
         # The devices that pods hold count as the fullest ones.
@@ -183,11 +186,11 @@ def _describe_base(hardware: DeviceHardware, count: int) -> ServingDevices:
     """Return `count` idle devices for a replica.
 
     If no memory is stated for their class, it is the least that any device states. On a node whose devices are
-    partitions, the labels state the memory of one partition.
+    partitions (`hardware.partition`, such as 1g.10gb; empty: none), the labels state the memory of one partition.
     """
     replica = hardware.describe_replica(count, hardware.partition)
     stated = [size for size in hardware.memory_bytes if size is not None]
-    # The labels of a node whose devices are partitions state the memory of one partition.
+    # `replica.memory_bytes`: memory of one device of this class; None: unknown.
     return replica if replica.memory_bytes or not stated else replica._replace(memory_bytes=min(stated))
 
 
@@ -199,10 +202,12 @@ def _list_devices(hardware: DeviceHardware, report: NodeFitnessStatus, count: in
     """
     observed: Sequence[int | None]
     if hardware.lists_devices:
+        # A device whose free memory is not reported counts with all of its memory.
         observed = [
             device.memory_bytes if device.free_bytes is None else device.free_bytes for device in report.devices
         ]
     else:
+        # The labels state one size for all devices. Without it, that of their class counts; None: that is unknown, too.
         observed = (hardware.memory_bytes or (hardware.describe_replica(1).memory_bytes,)) * count
     return sorted((size for size in observed if size is not None), reverse=True)
 
@@ -215,4 +220,5 @@ def _find_share(accelerator: str, vendor: Vendor | None, labels: Mapping[str, st
     share = read_share(accelerator, vendor, labels) if vendor is not None else None
     if share is None:
         return 1.0
+    # `share.pods` is 1 if the labels say that devices are shared, but not among how many pods.
     return 1 / share.pods if share.pods > 1 else None

@@ -35,11 +35,13 @@ class NodeRules:
         """Read the rules of a pod about its node: nodeSelector, tolerations and required node affinity."""
         self._selector = tuple((pod_spec.get("nodeSelector") or {}).items())
         tolerations = pod_spec.get("tolerations") or ()
+        # (key, effect) of the tolerations with operator Exists; an empty text matches any key or effect.
         self._tolerated_keys = {
             (toleration.get("key") or "", toleration.get("effect") or "")
             for toleration in tolerations
             if toleration.get("operator") == "Exists"
         }
+        # (key, value, effect) of all others: they match one value of a key.
         self._tolerated_values = {
             (toleration.get("key"), toleration.get("value") or "", toleration.get("effect") or "")
             for toleration in tolerations
@@ -52,13 +54,14 @@ class NodeRules:
     def admit(self, node: Obj) -> bool:
         """Return whether a node admits new pods with these rules, if it has room."""
         spec, labels = node.get("spec") or {}, node["metadata"].get("labels") or {}
+        # A cordoned node counts as tainted (`_CORDONED`), so that pods may tolerate that.
         taints = [*(spec.get("taints") or ()), *([_CORDONED] if spec.get("unschedulable") else [])]
         for taint in taints:
             if taint.get("effect") != "PreferNoSchedule" and not self._tolerate(taint):
                 return False
         if any(labels.get(name) != value for name, value in self._selector):
             return False
-        if self._terms is None:
+        if self._terms is None:  # the pod has no required node affinity
             return True
         fields = {"metadata.name": node["metadata"]["name"]}
         return any(_meets(term, labels, fields) for term in self._terms)
@@ -107,7 +110,10 @@ def _read_term(term: Obj) -> _Term:
 
 
 def _read_tests(expressions: Iterable[Obj]) -> tuple[tuple[str, _Test], ...]:
-    """Return each expression's key with the test of its operator and values."""
+    """Return each expression's key with the test of its operator and values.
+
+    `_OPERATORS` has a function for each operator, such as In, that makes a test of a label's value from the values.
+    """
     return tuple(
         (expression["key"], _OPERATORS[expression["operator"]](expression.get("values") or ()))
         for expression in expressions

@@ -28,12 +28,14 @@ _MEMORY_INDEX: Final = "memory"
 
 
 def declare_nodes(store: Store, vendors: Vendors) -> None:
-    """Keep of each node what the indexes need, and keep the indexes."""
+    """Keep a part of each node in the store (`reduce`), and index nodes by the sizes of their devices and memory."""
 
     def reduce(node: Obj) -> Obj:
-        """Return the part of a node that the store keeps."""
+        """Return the part of a node that the store keeps; the store calls this for each node that it gets."""
         metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+        # `_OF_TAINT`: key, value and effect, but not the time since when the taint is there.
         taints = [{name: taint[name] for name in _OF_TAINT if name in taint} for taint in spec.get("taints") or ()]
+        # Of the annotations, only that by which the administrator states the cost of the node.
         cost = (metadata.get("annotations") or {}).get(COST)
         annotations = {"annotations": {COST: cost}} if cost else {}
         return {
@@ -66,6 +68,7 @@ def _find_ready(status: Obj) -> list[Obj]:
     return [
         {
             name: condition[name]
+            # `_OF_CONDITION`: type, status, reason and message. `_OF_READY`: type and status.
             for name in _OF_CONDITION
             if name in condition and (condition["status"] != "True" or name in _OF_READY)
         }
@@ -78,7 +81,10 @@ def _build_device_lister(vendors: Vendors) -> Callable[[Obj], list[str]]:
     """Return the function that lists a node's values in the index of devices."""
 
     def list_devices(node: Obj) -> list[str]:
-        """Return `ACCELERATOR=SIZE` for each accelerator of which the node offers whole devices."""
+        """Return `ACCELERATOR=SIZE` for each accelerator of which the node offers whole devices.
+
+        Accelerators are the keys of `vendors`; SIZE is the text of `_describe_size`, which may be empty.
+        """
         allocatable: dict[str, str] = node["status"]["allocatable"]
         labels: dict[str, str] = node["metadata"]["labels"]
         return [
@@ -109,6 +115,7 @@ def _describe_size(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> 
     if share is None:
         mib = read_device_mib(accelerator, vendor, labels)
         return "" if mib is None else f"{mib}"
+    # 0: the memory is not stated, or not among how many pods a device is shared.
     if not share.memory_mib:
         return ""
     return f"{share.memory_mib // share.pods}" if share.is_limited else f"{share.memory_mib}/{share.pods}"
@@ -130,13 +137,14 @@ def find_device_sizes(store: Store, accelerator: str) -> DeviceSizes:
     most is None if the memory of any device is unknown.
     """
     percent = _find_overcommit_percent(store, accelerator)
+    # The index has values `ACCELERATOR=SIZE`; SIZE is empty for a node that does not state it.
     sizes = [
         value.partition("=")[2]
         for value in store.index_values(NODES, _DEVICE_INDEX)
         if value.partition("=")[0] == accelerator
     ]
     stated = [_read_size(size, percent) for size in sizes if size]
-    largest = max(stated) if stated and all(sizes) else None
+    largest = max(stated) if stated and all(sizes) else None  # with an empty size, a larger device may exist
     return DeviceSizes(smallest_bytes=min(stated, default=None), largest_bytes=largest)
 
 
@@ -157,6 +165,7 @@ def _read_size(text: str, percent: int) -> int:
     mib, _, pods = text.partition("/")
     if not pods:
         return int(mib) * MIB
+    # Only shares without a limit for each pod have the form `MIB/PODS`: the percentage counts for these.
     return DeviceShare(int(mib), int(pods), is_limited=False).count_bytes(percent)
 
 

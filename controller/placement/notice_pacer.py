@@ -34,7 +34,10 @@ class NoticePacer:
     """
 
     def __init__(self, notify: Callable[[ObjectKey], None], notify_move: Callable[[ObjectKey], None]) -> None:
-        """Start without notices; see the class for the arguments."""
+        """Start without notices; see the class for the arguments.
+
+        A place is the position of a service in the queue. A move is a change of that alone, which is not urgent.
+        """
         self._notify, self._notify_move = notify, notify_move
         self._urgent: dict[ObjectKey, None] = {}
         """Services to tell something urgent, in this order."""
@@ -43,9 +46,11 @@ class NoticePacer:
         self._notified_at: dict[ObjectKey, float] = {}
         """When each service was notified, of those that were within the last second."""
         self._next_move_at = 0.0
+        """When the next notice about a move may be sent, on the clock of the event loop."""
         self._steady_until = 0.0
         """The time by which as many moves as were told would have been told at the steady pace."""
         self._timer: asyncio.TimerHandle | None = None
+        """Calls `flush` for the notices that it has left; None: it has left none."""
 
     def add(self, service: ObjectKey) -> None:
         """Queue an urgent notice for a service; `flush` sends it as soon as the pace allows."""
@@ -97,6 +102,7 @@ class NoticePacer:
         every STEADY_MOVE_SECONDS; after a quiet time, BURST of them may be sent faster, one every MOVE_SECONDS.
         """
         # One candidate more than were notified is enough: to sort a thousand services takes as long as a write.
+        # The items of `_moves` are (service, place).
         nearest = heapq.nsmallest(len(self._notified_at) + 1, self._moves.items(), key=operator.itemgetter(1))
         service = next((key for key, _place in nearest if key not in self._notified_at), None)
         if service is None:
@@ -104,6 +110,7 @@ class NoticePacer:
         del self._moves[service]
         # `_steady_until` is when this move would have been sent at the steady pace; BURST moves may be ahead of that.
         self._steady_until = max(now, self._steady_until) + STEADY_MOVE_SECONDS
+        # After a quiet time the second time has passed already, so that only MOVE_SECONDS delays the next move.
         self._next_move_at = max(now + MOVE_SECONDS, self._steady_until - BURST * STEADY_MOVE_SECONDS)
         self._notified_at[service] = now
         self._notify_move(service)

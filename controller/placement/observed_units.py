@@ -137,12 +137,14 @@ def observe_units_in_steps(
     judged_at: list[float] = []
     places: dict[UnitKey, str] = {}
     open_places: dict[str, tuple[str, ...]] = {}
-    unvisited = dict(freed_places)
+    unvisited = dict(freed_places)  # those of services without any pod or process remain
+    # `orders`: by host, what its administrator orders: to drain it, or to evict by taints.
     table, orders = read_pools(store, vendors), read_orders(store)
     for key, grouped in sorted(_group_by_service(store).items()):
         service = find_queued_service(store, key, table, is_queued_by_default=is_queued_by_default)
         freed: tuple[str, ...] = ()
         if service is not None and service.uid in unvisited:
+            # `_share` returns the same object for equal texts: the store recognises unchanged inputs by identity.
             freed = _share(tuple(unvisited.pop(service.uid)))
         volume_nodes = _find_volume_nodes(store, key, find_volume_nodes)
         objects = grouped._replace(volume_nodes=volume_nodes, orders=orders)
@@ -206,12 +208,13 @@ def _group_by_service(store: Store) -> dict[ObjectKey, _ServiceObjects]:
     first process of each owner is looked at, for the owner's name.
     """
     processes: dict[ObjectKey, list[Sequence[Obj]]] = {}
+    # A value of the index is NAMESPACE/UID of the owner; `controller_of` returns the owner reference of a child.
     for owner in store.index_values(METAL_PROCESSES, OWNER_INDEX):
         children = store.by_index(METAL_PROCESSES, OWNER_INDEX, owner)
         reference = controller_of(children[0])
         if reference is not None and reference.get("kind") == "InferenceService":
             processes.setdefault(ObjectKey(owner.partition("/")[0], reference["name"]), []).append(children)
-    by_service = {key: _ServiceObjects((), children) for key, children in processes.items()}
+    by_service = {key: _ServiceObjects((), children) for key, children in processes.items()}  # without pods so far
     for named in store.index_values(PODS, SERVICE_INDEX):
         key = _parse_key(named)
         by_service[key] = _ServiceObjects(store.by_index(PODS, SERVICE_INDEX, named), processes.get(key, ()))
@@ -225,7 +228,10 @@ def _parse_key(named: str) -> ObjectKey:
 
 
 def _find_volume_nodes(store: Store, key: ObjectKey, find_volume_nodes: FindVolumeNodes) -> _VolumeNodes:
-    """Return the nodes of the volumes of a service's waiting pods, by uid; equal answers are the same object."""
+    """Return the nodes of the volumes of a service's waiting pods, by uid; equal answers are the same object.
+
+    GATE_INDEX has the pods that wait for the queue and mount a volume claim; the nodes of others are not looked up.
+    """
     waiting = store.by_index(PODS, GATE_INDEX, namespaced(key.namespace, key.name))
     if not waiting:
         return ()
@@ -236,7 +242,10 @@ def _find_volume_nodes(store: Store, key: ObjectKey, find_volume_nodes: FindVolu
 def _derive_service_units(
     store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
 ) -> _ServiceUnits:
-    """Return the units of a service; they are kept with the first of its objects."""
+    """Return the units of a service, built anew only when one of the inputs has become another object.
+
+    The store keeps the result with the first object of the service: its first pod, or else its first process.
+    """
     pods, processes, volume_nodes, orders = objects
     resource, first = (PODS, pods[0]) if pods else (METAL_PROCESSES, processes[0][0])
     compute = functools.partial(_build_service_units, store, service, objects, vendors, freed)
@@ -249,8 +258,9 @@ def _build_service_units(
 ) -> _ServiceUnits:
     """Return the units of a service, with the queue places that they inherit and the units that they replace.
 
-    A successor takes the place of a pod that has ended or that a rollout replaces, so that the replica does not start
-    again at the end of the queue. Units that wait and are not wanted any more are marked as superseded.
+    A place is the time since when a replica waits. A successor takes the place of a pod that has ended or that a
+    rollout replaces, so that the replica does not start again at the end of the queue. Units that wait and are not
+    wanted any more are marked as superseded.
     """
     # 1. Read pods and processes as replicas.
     nodes = dict(objects.volume_nodes)
@@ -261,7 +271,7 @@ def _build_service_units(
     for children in objects.processes:
         replicas += _list_process_replicas(store, children, service, vendors, objects.orders)
     # 2. Decide which place each unit inherits, and which earlier units it replaces.
-    freed_texts = _parse_freed(service, freed)
+    freed_texts = _parse_freed(service, freed)  # places of units that are gone: texts by time
     # Pods of an earlier service of the same name may still end: no unit here inherits their places.
     of_this_service = [
         replica_unit
@@ -285,12 +295,14 @@ def _build_service_units(
                 is_superseded=uid in superseded,
             )
         units.append(unit)
+    # What is to be noted in annotations: each pod of a gang gets the place of its unit.
     places = {
         UnitKey("process" if unit.key.kind == "process" else "pod", *name): format_place(unit.enqueued_at)
         for unit in units
         if unit.uid in assigned
         for name in unit.objects
     }
+    # Places of units that are gone which the ledger must keep, since no unit has inherited them for good.
     still_open = list_open_places(of_this_service, freed_texts, assigned, wanted)
     ending = tuple(
         replica._replace(unit=msgspec.structs.replace(replica.unit, ends_by=replica.ends_by))
@@ -312,6 +324,7 @@ def _derive_pod_replica(
 ) -> PodReplica | None:
     """Return a pod as a unit, computed anew only when one of these inputs has changed."""
 
+    # `parse_nomination` reads an annotation of the pod, so that it is no input of its own.
     def compute() -> PodReplica | None:
         return build_pod_replica(pod, service, vendors, parse_nomination(pod), volume_nodes)
 
@@ -331,6 +344,7 @@ def _list_process_replicas(
     which hosts those that wait should avoid.
     """
     decoded = decode_stored(store, METAL_PROCESSES, objects, MetalProcess)
+    # The store keeps what is derived from an object with the raw object, so `derive` needs this, not the decoded one.
     stored = {object_key(obj): obj for obj in objects}
     replicas = []
     for process in decoded:
@@ -340,6 +354,7 @@ def _list_process_replicas(
         if replica is not None:
             replicas.append(replica)
     tolerations = service.host_demands.tolerations if service is not None else ()
+    # `list_moved`: those for which a replacement on a better host was made already.
     displaced = find_displacements(decoded, orders, tolerations, list_moved(decoded))
     return compare_siblings(replicas, decoded, displaced)
 

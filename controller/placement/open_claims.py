@@ -30,6 +30,7 @@ class OpenClaims:
     def __init__(self) -> None:
         """Start without claims; those of the ledger are added."""
         self._claims: dict[str, Claim] = {}
+        """By uid of the unit: its pods or process, and the cells that the ledger says it is being given."""
         self._being_written: dict[str, Unit] = {}
         """Units whose write may have begun: their cells may not show yet that they have them."""
         self._late_writes: dict[str, float] = {}
@@ -101,9 +102,10 @@ class OpenClaims:
         2. What another leader has claimed may not be seen here yet, or belong to a suspended service. Its needs are
            unknown, so nothing is free on its cells until the outcome is known, and `is_all_known` is False.
         """
+        # By `Cell.id`: the needs of waiting units that have a claim on it.
         taken: dict[str, list[Amounts]] = {}
         # The claimed cells for which no unit was found yet, by unit and object. The rest of a gang that is admitted in
-        # part is a unit with another uid: gangs are found by their pods alone.
+        # part is a unit with another uid: gangs are found by their pods alone, with an empty uid.
         unaccounted = {
             ("" if claim.kind == "gang" else uid, name): cell
             for uid, claim in self._claims.items()
@@ -111,7 +113,10 @@ class OpenClaims:
         }
 
         def reserve_parts(unit: Unit) -> None:
-            """Take the cells of a unit off `unaccounted`; if the unit waits, add its needs to `taken` there."""
+            """Take the cells of a unit off `unaccounted`; if the unit waits, add its needs to `taken` there.
+
+            Claimed cells that are in `unaccounted` at the end are of units that are unknown here.
+            """
             uid = "" if unit.key.kind == "gang" else unit.uid
             for need, name in zip(unit.parts, unit.objects, strict=False):
                 cell_id = unaccounted.pop((uid, name), "")
@@ -127,6 +132,7 @@ class OpenClaims:
                 if unit.state == "waiting":
                     # Another leader may be writing it.
                     self._being_written.setdefault(unit.uid, unit)
+        # Units whose write may be under way can be missing in `units`; those found above are not counted again.
         for unit in self._being_written.values():
             reserve_parts(unit)
         # 2. Reserve all of the other claimed cells, since it is not known what is needed there.
@@ -179,5 +185,6 @@ def _subtract_reserved(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: 
     free = functools.reduce(subtract_amounts, taken, cell.free)
     if not is_all_claimed:
         return msgspec.structs.replace(cell, free=free)
+    # What is negative stays so: the cell has shrunk.
     nothing = {name: min(0, amount) for name, amount in free.items()}
     return msgspec.structs.replace(cell, free=nothing)

@@ -30,7 +30,7 @@ class PlaceSearch:
     def __init__(self, cells: Iterable[Cell], candidates: Candidates, limits: PoolLimits) -> None:
         """Take the cells as they are at the begin of a round, and sort them by pool, class and weights."""
         self.cells = {cell.id: cell for cell in cells}
-        self.left: dict[str, Amounts] = {
+        self.left: dict[str, Amounts] = {  # by `Cell.id`: what is free, with 0 for what `cell.free` lacks
             name: {**dict.fromkeys(cell.total, 0), **cell.free} for name, cell in self.cells.items()
         }
         self.closed: dict[str, HeadOfLine] = {}
@@ -42,10 +42,10 @@ class PlaceSearch:
         borrowing unit may not take it."""
         self._candidates, self._limits = candidates, limits
         self._limit_victims = LimitVictims(candidates, limits)
-        self._by_pool: dict[str, dict[str, Cell]] = {}
+        self._by_pool: dict[str, dict[str, Cell]] = {}  # cells by pool, then by `Cell.id`
         self._classes: dict[str, dict[str, set[str]]] = {}
         """By pool and device class, the cells: to a unit, all cells of one class have the same speed."""
-        self._with_weights: dict[str, set[str]] = {}
+        self._with_weights: dict[str, set[str]] = {}  # cells by the identity of weights that they have
         for name, cell in self.cells.items():
             self._by_pool.setdefault(cell.pool, {})[name] = cell
             self._classes.setdefault(cell.pool, {}).setdefault(cell.device_class, set()).add(name)
@@ -53,13 +53,13 @@ class PlaceSearch:
                 self._with_weights.setdefault(weights, set()).add(name)
         self._replicas_on: dict[ObjectKey, dict[str, int]] = {}
         """Replicas of each service by cell: they are spread."""
-        self._changed_cells: list[str] = []
-        self._admitting: dict[tuple[object, ...], dict[str, Cell]] = {}
-        self._feasible: dict[tuple[object, ...], dict[str, Cell]] = {}
-        self._open: dict[tuple[object, ...], dict[str, Cell]] = {}
+        self._changed_cells: list[str] = []  # a log that all indexes read
+        self._admitting: dict[tuple[object, ...], dict[str, Cell]] = {}  # by rules and pool: cells that the rules allow
+        self._feasible: dict[tuple[object, ...], dict[str, Cell]] = {}  # with the need: those with enough in all
+        self._open: dict[tuple[object, ...], dict[str, Cell]] = {}  # of these, those that take new units
         self._roomy: dict[tuple[object, ...], list[str]] = {}
         """Feasible and open cells on which the need still fitted at the last look."""
-        self._indexes: dict[tuple[object, ...], CellIndex] = {}
+        self._indexes: dict[tuple[object, ...], CellIndex] = {}  # by the key of `_find_index`
 
     def count_replica(self, service: ObjectKey, cells: Iterable[str]) -> None:
         """Count a replica of a service on its cells."""
@@ -151,8 +151,8 @@ class PlaceSearch:
         """
         if not self._promised.get(cell) or not is_borrowed(unit, self.cells[cell].pool):
             return False
-        for kept, victims in self._promised[cell].values():
-            lacking = kept
+        for kept, victims in self._promised[cell].values():  # room promised, and the victims that end for it
+            lacking = kept  # what victims do not free must stay in the free room
             for victim in victims:
                 if victim.uid not in chosen:
                     lacking = subtract_amounts(lacking, self._candidates.freed_by(victim.uid, cell))
@@ -167,7 +167,7 @@ class PlaceSearch:
     def _leave_promised(self, unit: Unit, cell: str, free: Amounts) -> Amounts:
         """Return the free amounts; for a unit that borrows on the cell, without the room promised to others there."""
         if is_borrowed(unit, self.cells[cell].pool):
-            for kept, _ in self._promised.get(cell, {}).values():
+            for kept, _ in self._promised.get(cell, {}).values():  # room promised to units at home
                 free = subtract_amounts(free, kept)
         return free
 
@@ -182,7 +182,7 @@ class PlaceSearch:
             self._changed_cells.append(cell)
 
     def subtract_unpinned(self, unit: Unit, pool: str) -> None:
-        """Subtract an unpinned admitted unit from every cell of the pool where the scheduler may put it."""
+        """Subtract an admitted unit without a cell from each cell with room in the pool: the scheduler may pick any."""
         for part in unit.parts:
             for name in self.list_feasible(unit, part, pool):
                 if self.has_room_for({name: part}):
@@ -194,8 +194,8 @@ class PlaceSearch:
         Each victim's room that is taken is promised to the unit, so that no other unit counts on it. Returns False,
         without any change, if both together are too little.
         """
-        claims: dict[str, dict[str, Amounts]] = {victim.uid: {} for victim in victims}
-        needs = add_by_cell(unit.parts, cells)
+        claims: dict[str, dict[str, Amounts]] = {victim.uid: {} for victim in victims}  # what each gives, by cell
+        needs = add_by_cell(unit.parts, cells)  # by cell; what victims give is taken off below
         for cell, need in needs.items():
             # A cell that shrank has less than nothing left: the victims' room must make up for that first.
             if not fits(need, self.room_with(cell, victims)):
@@ -205,7 +205,7 @@ class PlaceSearch:
                 room = self._candidates.freed_by(victim.uid, cell)
                 claim = {name: max(0, min(amount, room.get(name, 0))) for name, amount in needs[cell].items()}
                 if any(claim.values()):
-                    claim |= _claim_devices(claim, room)
+                    claim |= _claim_devices(claim, room)  # a claimed device is gone for other needs as well
                     claims[victim.uid][cell] = claim
                     needs[cell] = subtract_amounts(needs[cell], claim)
         self.take(needs)
@@ -235,8 +235,8 @@ class PlaceSearch:
                 continue
             place: FoundPlace | None = None
             if self._limits.find_refusal(unit, pool) is None:
-                place = self._place_parts(unit, pool, means, PlaceTrial())
-            elif means != "free":
+                place = self._place_parts(unit, pool, means, PlaceTrial())  # no part has a cell yet
+            elif means != "free":  # units that count against the limit must end
                 place = self._place_within_limits(unit, pool, means)
             if place is not None:
                 return place
@@ -245,17 +245,17 @@ class PlaceSearch:
     def _place_within_limits(self, unit: Unit, pool: str, means: Means) -> FoundPlace | None:
         """Return the place for a unit after evicting units that count against the pool's limits.
 
-        These have to end in any case, so their own cells are tried first, and no stranger has to end. If even several
+        These have to end in any case, so their own cells are tried first, and no other unit has to end. If even several
         of them on one cell do not make room, further victims are found by `means`.
         """
         is_patient = means == "wait"
-        first = self._limit_victims.find_first(unit, pool, is_patient=is_patient)
+        first = self._limit_victims.find_first(unit, pool, is_patient=is_patient)  # they free enough of the limits
         if first is None:
             return None
-        least = self._spare_victims(unit, pool, (), first)
+        least = self._spare_victims(unit, pool, (), first)  # without needless ones
         if (place := self._place_once_ended(unit, pool, "free", least)) is not None:
             return place
-        # Where several of them are on one cell, no stranger has to end.
+        # With more users of the limits, several may be on one cell: then no other unit has to end.
         more = self._limit_victims.add_further(unit, pool, least, is_patient=is_patient)
         place = self._place_once_ended(unit, pool, "free", more)
         return place if place is not None else self._place_once_ended(unit, pool, means, least)
@@ -286,17 +286,17 @@ class PlaceSearch:
         evict.
         """
         cells = [""] * len(unit.parts)
-        scores: dict[int, CellScore] = {}
+        scores: dict[int, CellScore] = {}  # by the index of the part
         for number in order_parts(unit):
             need = unit.parts[number]
-            # A cell that is free comes first, then one for which others end now, then one for which they end later.
+            # In this order of `_MEANS`, as far as `means` goes: free, others end now (evict), others end later (wait).
             picked = (self.pick_cell(unit, need, pool, mean, trial) for mean in _MEANS[means])
             choice = next((cell_choice for cell_choice in picked if cell_choice is not None), None)
             if choice is None:
                 return None
             cell = self.cells[choice.cell_id]
             cells[number], scores[number] = cell.id, self.score(unit, cell.id, number, trial)
-            if len(unit.parts) == 1 and not trial.victims:
+            if len(unit.parts) == 1 and not trial.victims:  # `find_victims` has spared needless ones
                 wait_seconds = choice.cost[0] if choice.cost else 0.0  # `Victims.cost` begins with the seconds
                 return FoundPlace(tuple(cells), choice.victims, (scores[0],), wait_seconds)
             self._end_in_trial(trial, choice.victims)
@@ -322,9 +322,9 @@ class PlaceSearch:
         kept = {victim.uid: victim for victim in victims}
         needs = add_by_cell(unit.parts, cells)
         left = {cell: self.room_with(cell, kept.values()) for cell in needs}
-        lacking = dict(self._limits.list_lacking(unit, pool) or {})
+        lacking = dict(self._limits.list_lacking(unit, pool) or {})  # by limit: how much must be freed
         for key in lacking:
-            lacking[key] -= sum(self._limits.freed_by(uid, key) for uid in kept)
+            lacking[key] -= sum(self._limits.freed_by(uid, key) for uid in kept)  # 0 or less: enough
         for victim in sorted(kept.values(), key=lambda candidate: self._candidates.spare_order(unit, pool, candidate)):
             freed_by = self._candidates.freed_by
             left_without = {cell: subtract_amounts(left[cell], freed_by(victim.uid, cell)) for cell in needs}
@@ -334,7 +334,7 @@ class PlaceSearch:
                 fits(need, left_without[cell]) and not self.is_promised(unit, need, cell, left_without[cell], ending)
                 for cell, need in needs.items()
             )
-            if has_room and max(lacking_without.values(), default=0) <= 0:
+            if has_room and max(lacking_without.values(), default=0) <= 0:  # neither cells nor limits need this victim
                 del kept[victim.uid]
                 left, lacking = left_without, lacking_without
         return tuple(kept.values())
@@ -345,7 +345,7 @@ class PlaceSearch:
         Most cells are the same to all units of equal needs, so an index of each class has its best. `own_cells` are the
         others, about which this unit differs: they are evaluated one by one.
         """
-        # By what earlier parts took, by refusals, by replicas of the same service, or by weights that are there.
+        # They differ by what earlier parts took, by refusals, by replicas of the service, or by weights there.
         own_cells = {
             *trial.left,
             *unit.refused_by,
@@ -354,7 +354,7 @@ class PlaceSearch:
         }
         best, best_key = None, None
         for device_class in self._classes.get(pool, ()):
-            if unit.speeds.refuse(device_class):
+            if unit.speeds.refuse(device_class):  # a reason; empty: the service accepts the class
                 continue
             index = self._find_index(unit, need, pool, device_class, means)
             choice = self._pick_of_class(unit, need, index, means, trial=trial, own_cells=own_cells)
@@ -373,14 +373,14 @@ class PlaceSearch:
         own_cells: AbstractSet[str],
     ) -> CellChoice | None:
         """Return the best cell of one device class: the best of the index, or one of the unit's `own_cells`."""
-        best = index.find_best(own_cells | unit.avoid, lambda cell: self.is_closed_to(unit, cell))
+        best = index.find_best(own_cells | unit.avoid, lambda cell: self.is_closed_to(unit, cell))  # skipped; closed
         best_key = None if best is None else self.sort_key(unit, best)
         for name in own_cells:
             cell = index.cells.get(name)
             if cell is None or name in unit.avoid or self.is_closed_to(unit, name):
                 continue
             left_in_trial = trial.left.get(name)
-            if left_in_trial is None:
+            if left_in_trial is None:  # no other part of the unit has changed it
                 choice = index.find_choice(name)
             else:
                 choice = self.evaluate(unit, need, name, means, free=left_in_trial, chosen=trial.victims)
@@ -395,9 +395,9 @@ class PlaceSearch:
             choice.cost,
             name in unit.refused_by,
             self._replicas_on.get(unit.service, {}).get(name, 0),
-            -choice.points - count_unit_points(unit, self.cells[name]),
+            -choice.points - count_unit_points(unit, self.cells[name]),  # for all units; for this one
             choice.leftover,
-            choice.negated_bandwidth,
+            choice.negated_bandwidth,  # the most bandwidth first
             name,
         )
 
@@ -415,7 +415,7 @@ class PlaceSearch:
                 return None
             return _rate_cell((), need, cell, free)
         is_patient = means == "wait"
-        if is_patient and not self._candidates.has_young_victims(unit.rank, name):
+        if is_patient and not self._candidates.has_young_victims(unit.rank, name):  # to wait would gain nothing
             return None
         room = self._leave_promised(unit, name, free)
         found = find_victims(unit, need, cell, room, self._candidates, chosen=chosen, is_patient=is_patient)
@@ -424,10 +424,10 @@ class PlaceSearch:
         return _rate_cell(found.cost, need, cell, free, found.victims)
 
     def _find_bound(self, unit: Unit, need: Amounts, name: str, cell: Cell, means: Means) -> CellChoice | None:
-        """Return a choice at least as good as the real one of a cell, or None if the need certainly does not fit."""
+        """Return a quick estimate, at least as good as a cell's real choice; None if the need certainly cannot fit."""
         free = self.left[name]
         if means == "free":
-            cost: tuple[float, ...] | None = () if fits(need, free) else None
+            cost: tuple[float, ...] | None = () if fits(need, free) else None  # (): no unit is evicted
         else:
             cost = self._candidates.find_bound(unit, need, cell, free, is_patient=means == "wait")
         if cost is None:
@@ -457,7 +457,7 @@ class PlaceSearch:
         if means == "free":
             names = self.list_roomy(unit, need, pool)
         else:
-            names = self._candidates.list_cells(young=means == "wait")
+            names = self._candidates.list_cells(young=means == "wait")  # cells with units that may end (young: later)
         return [name for name in names if name in cells and not self.is_closed_to(unit, name)]
 
     def _find_index(self, unit: Unit, need: Amounts, pool: str, device_class: str, means: Means) -> CellIndex:
@@ -473,7 +473,7 @@ class PlaceSearch:
             index = self._indexes[key] = CellIndex(
                 cells,
                 self._changed_cells,
-                lambda name, cell: self._find_bound(unit, need, name, cell, means),
+                lambda name, cell: self._find_bound(unit, need, name, cell, means),  # a quick bound
                 lambda name, _: self.evaluate(unit, need, name, means, free=self.left[name], chosen={}),
                 self._list_likely(unit, need, pool, cells, means),
             )
@@ -493,6 +493,7 @@ def _rate_cell(
 
 def _claim_devices(claim: Amounts, room: Amounts) -> dict[str, int]:
     """Return by how much a claim of devices lowers each count of devices: a device counts for each need it meets."""
+    # CLAIMED ends each name that counts devices of a ResourceClaim, such as gpu.nvidia.com/[any].
     number = sum(amount for name, amount in claim.items() if name.endswith(CLAIMED))
     if not number:
         return {}

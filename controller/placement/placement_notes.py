@@ -38,7 +38,8 @@ class PlacementNotes:
     def note(self, action: Admit) -> None:
         """Remember where a unit was admitted, why, and where else it could be, and report that to its service.
 
-        A unit without a cell waits for a node that an autoscaler adds: nothing is known of its place yet.
+        A unit without a cell waits for a node that an autoscaler adds: nothing is known of its place yet. Of a gang,
+        the cell of the first pod is noted (`cells` and `scores` have an entry for each pod).
         """
         if action.cells:
             cell = self._find_cell(action.cells[0])

@@ -101,7 +101,7 @@ class Planning:
         waiting = (unit for unit in everything if unit.state == "waiting" and not unit.is_superseded)
         self._waiting = sorted(waiting, key=lambda unit: unit.order)
         holding = [unit for unit in everything if unit.state != "waiting"]
-        self._holders = {unit.uid: unit for unit in holding}
+        self._holders = {unit.uid: unit for unit in holding}  # all with a place, by uid
         self._rules = rules
         by_id = {cell.id: cell for cell in cells}
         pools = {unit.uid: find_pool(unit, by_id, rules.pools) for unit in holding}
@@ -114,12 +114,13 @@ class Planning:
         }
         for unit in self._waiting:
             if unit.nomination is not None and self._could_ever_start(unit):
+                # Borrowers may not take what is promised to a unit at home, until it is decided about.
                 self._search.promise(unit, unit.nomination.cells, self._list_remaining_victims(unit.nomination))
         for unit in holding:
             self._search.count_replica(unit.service, unit.cells)
             pool = pools[unit.uid]
             self._limits.add_holder(unit, pool)
-            if not unit.cells and pool in self._elastic_slots:
+            if not unit.cells and pool in self._elastic_slots:  # it waits for a node to be added
                 self._elastic_slots[pool] -= 1
                 self._search.subtract_unpinned(unit, pool)
         self._held_cells: set[str] = set()
@@ -131,10 +132,10 @@ class Planning:
         self._blocked_shapes: dict[int, tuple[Blockage, Mapping[str, bool]]] = {}
         """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools whose
         limits are kept for them, True: also those that other namespaces share."""
-        self._awaited: dict[tuple[object, ...], _AwaitedCells] = {}
+        self._awaited: dict[tuple[object, ...], _AwaitedCells] = {}  # kept answers of `_list_awaited`
         self._actions: list[Action] = []
-        self._blocked: dict[str, Blockage] = {}
-        self._again_seconds: float | None = None
+        self._blocked: dict[str, Blockage] = {}  # by uid: why the unit waits
+        self._again_seconds: float | None = None  # least time until a blocked unit may evict
 
     def build_search(self, cells: Iterable[Cell]) -> PlaceSearch:
         """Return the search for places among the cells."""
@@ -142,9 +143,9 @@ class Planning:
 
     def run(self) -> Round:
         """Decide about each waiting unit, by priority and time; of one priority, those with a promise come first."""
-        for _rank, alike in itertools.groupby(self._waiting, key=lambda unit: unit.rank):
+        for _rank, alike in itertools.groupby(self._waiting, key=lambda unit: unit.rank):  # sorted by rank already
             units = list(alike)
-            settled = self._keep_promises(units)
+            settled = self._keep_promises(units)  # uids of units that are decided
             for unit in units:
                 if unit.uid in settled:
                     continue
@@ -174,7 +175,7 @@ class Planning:
         for unit in units:
             if unit.nomination is not None and self._continue_nomination(unit, unit.nomination, may_move=is_none_ahead):
                 settled.add(unit.uid)
-            elif is_none_ahead and self._could_ever_start(unit):
+            elif is_none_ahead and self._could_ever_start(unit):  # all later ones have this one ahead
                 is_none_ahead = False
         return settled
 
@@ -193,7 +194,7 @@ class Planning:
         its pools are closed to all later ones. Units that limits forbid for good are counted apart, so that they hold
         up nobody.
         """
-        if not unit.replaces and shape in self._blocked_shapes:
+        if not unit.replaces and shape in self._blocked_shapes:  # `_decide` blocks it without a search
             return False
         home = unit.pools[0] if unit.pools else ""
         can_start = not all(self._limits.exceeds(unit, pool) for pool in unit.pools)
@@ -240,9 +241,9 @@ class Planning:
 
     def _shape_of(self, unit: Unit) -> int:
         """Return a number for the unit's shape: units of one shape get the same answer from cells and limits."""
-        namespace = unit.key.namespace if self._limits.by_namespace else ""
+        namespace = unit.key.namespace if self._limits.by_namespace else ""  # without quotas, it makes no difference
         parts = tuple(map(need_key, unit.parts))
-        flags = unit.is_protected, unit.has_other_gate, unit.is_last
+        flags = unit.is_protected, unit.has_other_gate, unit.is_last  # they limit what it may pass, wait for, or evict
         shape = unit.identity, parts, unit.pools, unit.avoid, unit.rank, flags, namespace
         return self._shapes.setdefault(shape, len(self._shapes))
 
@@ -257,14 +258,14 @@ class Planning:
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
         remaining = self._list_remaining_victims(nomination)
         has_all_cells = len(cells) == len(nomination.cells) == len(unit.parts)
-        if not has_all_cells or not self._is_eligible(unit, cells, remaining):
+        if not has_all_cells or not self._is_eligible(unit, cells, remaining):  # once victims have ended
             return False
         # Where there is room for both, the limits still count what the unit replaces, which may never end.
         has_room = self._search.has_room_for(add_by_cell(unit.parts, nomination.cells))
-        if has_room and self._is_eligible(unit, cells):
+        if has_room and self._is_eligible(unit, cells):  # now
             self._admit(unit, nomination.cells)
             return True
-        # Without a victim there is nothing to wait for: the room of those that ended is gone.
+        # Nothing to wait for: victims that ended left no room, or one leaves all of its room to its own successor.
         if not remaining or any(self._candidates.is_replaced(victim.uid) for victim in remaining):
             return False
         ending = [victim for victim in remaining if self._candidates.is_ending(victim) or victim.uid in unit.replaces]
@@ -337,7 +338,7 @@ class Planning:
         """
         if shape not in self._blocked_shapes:
             self._blocked_shapes[shape] = self._close_awaited_cells(unit)
-        blockage, kept_pools = self._blocked_shapes[shape]
+        blockage, kept_pools = self._blocked_shapes[shape]  # by pool; True: also what namespaces share
         self._blocked[unit.uid] = blockage
         for pool, is_shared in kept_pools.items():
             self._limits.keep(unit, pool, is_shared=is_shared)
@@ -354,7 +355,7 @@ class Planning:
             if (limit_refusal := self._limits.find_refusal(unit, pool)) is not None
         }
         # 1. Find the cells and the limit for which it waits.
-        feasible, waited_for, pools = self._list_awaited(unit, refusals)
+        feasible, waited_for, pools = self._list_awaited(unit, refusals)  # could run it; it waits for; pools of these
         need, left = unit.parts[0], self._search.left
         is_shadowed = any(
             name in waited_for
@@ -366,14 +367,14 @@ class Planning:
         limit = self._find_limit(unit, feasible, refusals)
         # 2. Close these to later units.
         fitting = [pool for pool, refusal in refusals.items() if feasible and refusal.could_ever_fit]
-        held_pools = [pool for pool in fitting if self._could_ever_run(unit, pool)]
+        held_pools = [pool for pool in fitting if self._could_ever_run(unit, pool)]  # could run it, limits aside
         for pool in held_pools:
             self._limits.hold(unit, refusals[pool].key)
         # Where it waits for minimum run times to end, no later unit may begin another one.
         place = self._search.find_place(unit, "wait") if feasible and self._candidates.has_young else None
         closure, closed = HeadOfLine(unit.rank, unit), self._search.closed
         for name in waited_for:
-            if name not in closed or closed[name].rank < unit.rank:
+            if name not in closed or closed[name].rank < unit.rank:  # a larger rank holds back more units
                 closed[name] = closure
         if place is not None:
             if not self._again_seconds or place.wait_seconds < self._again_seconds:
@@ -383,7 +384,7 @@ class Planning:
             reserved = [
                 name for name in needs if name in waited_for or not self._search.has_room_for({name: needs[name]})
             ]
-            closed.update(dict.fromkeys(reserved, HeadOfLine(RESERVED, unit)))
+            closed.update(dict.fromkeys(reserved, HeadOfLine(RESERVED, unit)))  # RESERVED: no unit may pass
         # 3. State why it waits.
         blockage = Blockage(
             feasible=len(feasible),
@@ -399,7 +400,7 @@ class Planning:
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:
         """Return the cells for which a unit waits and that it closes to later ones; priority does not matter here."""
         parts = tuple(map(need_key, unit.parts))
-        key = unit.identity, parts, unit.pools, unit.avoid, tuple(refusals)
+        key = unit.identity, parts, unit.pools, unit.avoid, tuple(refusals)  # all that the answer depends on
         cells = self._awaited.get(key)
         if cells is None:
             feasible = self._search.list_all_feasible(unit)
@@ -424,7 +425,7 @@ class Planning:
         A limit counts if it keeps the unit out of all cells that could run it, or out of one with room. What another
         pool does not lend is not waited for, unless it is all cells.
         """
-        is_everywhere = all(cell.pool in refusals for cell in feasible.values())
+        is_everywhere = all(cell.pool in refusals for cell in feasible.values())  # limits forbid each such cell
         for pool, refusal in refusals.items():
             for name, cell in feasible.items():
                 if cell.pool != pool:
@@ -447,13 +448,13 @@ class Planning:
         for uid in sorted(unit.replaces):
             predecessor = self._holders.get(uid)
             if predecessor is None or len(predecessor.cells) != 1 or len(predecessor.parts) != 1:
-                continue
+                continue  # it is gone, or is no single pod or process with a known cell
             cell = self._search.cells.get(predecessor.cells[0])
             if cell is None or self._candidates.is_promised(uid) or not self._is_eligible(unit, [cell], [predecessor]):
                 continue
             room = self._candidates.freed_by(uid, cell.id)
             lacking = {name: amount - room.get(name, 0) for name, amount in need.items()}
-            extra = {name: amount for name, amount in lacking.items() if amount > 0}
+            extra = {name: amount for name, amount in lacking.items() if amount > 0}  # more than the predecessor frees
             has_room = fits(need, self._search.room_with(cell.id, [predecessor]))
             # The room of its predecessor is its own; for more than that, it waits behind those that are ahead of it.
             left = self._search.left[cell.id]
@@ -475,7 +476,7 @@ class Planning:
         if requirement.volume_nodes is not None:
             return ""
         for pool in unit.pools:
-            is_open = self._elastic_slots.get(pool, 0) > 0 and pool not in self._search.exhausted
+            is_open = self._elastic_slots.get(pool, 0) > 0 and pool not in self._search.exhausted  # a slot is left
             takes = is_open and requirement.allows(self._rules.pools[pool].node_labels)
             if takes and self._limits.find_refusal(unit, pool) is None and not self._may_take_from_others(unit, pool):
                 return pool
@@ -486,6 +487,7 @@ class Planning:
         closed = [name for name in self._search.closed if self._search.is_closed_to(unit, name)]
         for part in unit.parts:
             cells = self._search.list_feasible(unit, part, pool)
+            # `cell.free`, not what is left in this round: the scheduler does not know what the round has given away.
             if any(name in cells and fits(part, cells[name].free) for name in (*self._held_cells, *closed)):
                 return True
         return False

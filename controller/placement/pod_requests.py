@@ -31,10 +31,10 @@ def sum_requests(pod_spec: Obj) -> dict[str, Decimal]:
     for container in pod_spec.get("initContainers") or ():
         needed = add_up((sidecars, _requests_of(container)))
         if container.get("restartPolicy") == "Always":
-            sidecars = needed
+            sidecars = needed  # it runs on, beside all later ones
         starting = _take_larger(starting, needed)
     total = _take_larger(add_up((running, sidecars)), starting)
-    # 2. What the pod states for all of its containers outranks that; its overhead is added.
+    # 2. What the pod states for all of its containers (CPU, memory, huge pages) outranks that; its overhead is added.
     total |= {name: amount for name, amount in _requests_of(pod_spec).items() if name.startswith(_OF_WHOLE_PODS)}
     return add_up((total, _parse(pod_spec.get("overhead") or {})))
 
@@ -76,6 +76,7 @@ def find_taken_node(pod: Obj) -> str:
         return ""
     if node := spec.get("nodeName"):
         return str(node)
+    # It is not bound. `is_noted`: the queue has written the annotation ENQUEUED_AT, which it does with each admission.
     if "deletionTimestamp" in pod["metadata"] or is_gated(spec) or not is_noted(pod):
         return ""
     return find_pinned_node(spec)

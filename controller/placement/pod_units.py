@@ -76,16 +76,16 @@ def build_pod_replica(
     state: UnitState = "waiting" if is_gated(pod) else "running"
     if is_ending:
         state = "ending"
-    need = {**count_requests(spec), **count_need(pod, is_waiting=state == "waiting")}
+    need = {**count_requests(spec), **count_need(pod, is_waiting=state == "waiting")}  # requests; claimed devices
     if not is_gated(pod) and not has_device(need, vendors):
         return None
     node = find_taken_node(pod)
     # Not counted are pods that hold nothing: one without a node that ends, which a tenant's finalizer may keep, and one
     # that was made without the gate, which no scheduler need ever place. They would use up the limits of their pool.
     is_counted = bool(node) or state == "waiting" or (not is_ending and is_noted(pod))
-    is_placed = bool(node) and state != "waiting"
+    is_placed = bool(node) and state != "waiting"  # its rules about nodes do not matter any more
     slices = demand_slices(need, service, vendors)
-    own_place, key = find_own_place(pod), object_key(pod)
+    own_place, key = find_own_place(pod), object_key(pod)  # own place: used if it inherits none
     unit = Unit(
         key=UnitKey("pod", key.namespace, key.name),
         uid=metadata["uid"],
@@ -108,7 +108,7 @@ def build_pod_replica(
     if service is not None and service.left_cell and state == "waiting":
         unit = restrict_to_better_place(unit, service.left_cell, service.least_speed)
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
-    present_mark = own_deployment.template if own_deployment is not None else ""
+    present_mark = own_deployment.template if own_deployment is not None else ""  # empty: nothing to compare with
     is_present = read_template_mark(pod) == present_mark if present_mark else None
     replica = ReplicaUnit(unit, deployment, template, own_place, is_present=is_present, ends_by=ends_by)
     gang, gang_size = _read_gang(pod) if is_counted or is_ending else ("", 1)
@@ -143,6 +143,7 @@ def build_requirement(
     """
     rules = {name: pod_spec[name] for name in _RULES if pod_spec.get(name)}
     shape = [rules, None if volume_nodes is None else sorted(volume_nodes)]
+    # Pods with equal rules get the same digest, by which answers about nodes are shared. `_NO_NODE` admits no node.
     digest = hashlib.sha256(msgspec.json.encode(shape, order="deterministic")).hexdigest()
     is_too_long = len(msgspec.json.encode(rules)) > MOST_RULES_BYTES
     return NodeRequirement(digest[:16], _NO_NODE if is_too_long else rules, volume_nodes, slices)
@@ -191,6 +192,7 @@ def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
         if pod.gang:
             gangs.setdefault(pod.gang, []).append(pod)
     for name, members in gangs.items():
+        # Only living pods make a gang complete; each states its size, and the largest counts.
         living = sum(member.replica.unit.state != "ending" for member in members)
         is_complete = living >= max(member.gang_size for member in members)
         for state in _STATES:
@@ -212,15 +214,16 @@ def _join_pods(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
     unit = msgspec.structs.replace(
         first,
         key=UnitKey("gang", first.key.namespace, gang),
-        # Whoever edits labels could lend the oldest place to all others.
+        # The latest place of all: whoever edits labels could lend the oldest one to all others.
         enqueued_at=max(unit.enqueued_at for unit in units),
         parts=tuple(part for unit in units for part in unit.parts),
         members=tuple(unit.key.name for unit in units),
         # A pod that is not counted has no pools.
         pools=next((unit.pools for unit in units if unit.pools), ()),
         cells=cells if len(cells) == len(units) else (),
+        # A nomination counts only if it has a cell for each of these pods.
         nomination=next((nomination for nomination in nominations if len(nomination.cells) == len(units)), None),
-        # One that joins later must not protect the others for another while.
+        # Since the earliest: one that joins later must not protect the others for another while.
         evictable_since=min(since, default=None),
         is_protected=any(unit.is_protected for unit in units),
         has_other_gate=any(unit.has_other_gate for unit in units),

@@ -118,7 +118,7 @@ class PoolLimits:
         """Limits whose rest is reserved for a unit that waits, with its order in the queue: a later one that is smaller
         may not pass, or it would wait for ever."""
         self._kept: dict[LimitKey, _KeptAmounts] = {}
-        """Amounts that waiting units need of each limit: they are kept for them against later ones."""
+        """Amounts that waiting units need of each limit, by order of the queue: kept for them against later ones."""
         self._users: dict[LimitKey, list[Unit]] = {}
         """Units with a place that count against each limit, and may end."""
         self._rooms: dict[str, dict[LimitKey, int]] = {}
@@ -166,6 +166,7 @@ class PoolLimits:
         """
         refusal: LimitRefusal | None = None
         for key, allowed, amount in self._list_limits(unit, pool):
+            # `leaving` frees two kinds of room: that of units that it replaces is its own, that of victims is not.
             from_replaced = sum(self.freed_by(other.uid, key) for other in leaving if other.uid in unit.replaces)
             from_victims = sum(self.freed_by(other.uid, key) for other in leaving if other.uid not in unit.replaces)
             used = self._used.get(key, 0) - from_replaced - from_victims
@@ -259,6 +260,7 @@ class PoolLimits:
         if not self._pools and not self._quotas:
             return
         namespace = unit.key.namespace
+        # EACH_NAMESPACE: the quota of each namespace that has none of its own in this pool.
         quota = self._quotas.get((namespace, pool)) or self._quotas.get((EACH_NAMESPACE, pool))
         if quota is not None:
             owner = f"{namespace}/{pool}"
@@ -266,6 +268,7 @@ class PoolLimits:
                 yield LimitKey("Quota", owner, DEVICES), quota.devices, sum_amounts(unit.parts, DEVICES)
             if quota.memory_bytes is not None:
                 yield LimitKey("Quota", owner, MEMORY), quota.memory_bytes, sum_amounts(unit.parts, MEMORY)
+        # Hosts are limited by memory, nodes by devices.
         measure: Measure = MEMORY if isinstance(unit.requirement, HostRequirement) else DEVICES
         home = unit.pools[0] if unit.pools else pool
         rules, home_rules = self._pools.get(pool, _UNLIMITED), self._pools.get(home, _UNLIMITED)
@@ -299,6 +302,7 @@ def find_pool(unit: Unit, cells: Mapping[str, Cell], pools: Mapping[str, PoolRul
         if labels[pool] and isinstance(requirement, NodeRequirement) and requirement.demands(labels[pool])
     )
     unlabelled_pools = (pool for pool in elastic if not labels[pool])
+    # The first that exists, in this order of preference.
     return next(itertools.chain(demanded_pools, unlabelled_pools, elastic, unit.pools), "")
 
 

@@ -131,6 +131,7 @@ def _find_overlaps(table: PoolTable, cells: Iterable[Cell], find_labels: FindLab
     contested: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         selecting = table.list_selecting(table.find_accelerator(cell.pool), find_labels(cell))
+        # The first one has the cell; the others select it in vain.
         for name in selecting[1:]:
             contested.setdefault((name, selecting[0]), []).append(cell.name)
     for (name, first), names in sorted(contested.items()):

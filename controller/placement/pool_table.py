@@ -52,7 +52,10 @@ class PoolTable(NamedTuple):
     refused: tuple[RefusedPool, ...] = ()
 
     def list_selecting(self, accelerator: str, labels: Mapping[str, str]) -> list[str]:
-        """Return the pools that select a node or host; it belongs to the first."""
+        """Return the pools that select a node or host; it belongs to the first.
+
+        The pool named like its accelerator selects none: it has what all others leave.
+        """
         return [
             pool.name
             for pool in self.defined
@@ -128,6 +131,7 @@ def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | Refused
         choices = ", ".join(sorted(accelerator for accelerator, entry in vendors.items() if entry.has_devices))
         state = "does not exist" if vendor is None else "has no devices"
         return RefusedPool(name, f"accelerator {spec.accelerator} {state}: use one of {choices}")
+    # Each accelerator has a pool of its own name, for all that no other pool selects.
     if name in vendors and name != spec.accelerator:
         message = f"{name} is the name of another accelerator, whose pool has it: choose another name for this pool"
         return RefusedPool(name, message)
@@ -136,6 +140,7 @@ def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | Refused
         borrowing_limit=_read_quantity(spec.borrowing_limit),
         lending_limit=_read_quantity(spec.lending_limit),
         elastic=spec.elastic.max_waiting if spec.elastic is not None else 0,
+        # The selector of a pool named like its accelerator does not count.
         node_labels=tuple(sorted(spec.node_selector.items())) if name != spec.accelerator else (),
         overcommit_percent=spec.memory_overcommit_percent or WHOLE_PERCENT,
     )

@@ -52,6 +52,7 @@ class Candidates:
         """
         self._now, self._min_run_seconds, self._pools = now, min_run_seconds, pools
         self._by_cell: dict[str, list[Unit]] = {}
+        """By `Cell.id`, the units that hold room there, in the order in which they should be evicted."""
         self._room: dict[str, dict[str, Amounts]] = {}
         """By `uid`, what a unit frees on each cell and is not promised yet."""
         self._largest_rank: dict[str, int] = {}
@@ -81,7 +82,7 @@ class Candidates:
         room_by_cell = self._room[unit.uid] = unit.freed
         for cell in room_by_cell:
             self._by_cell.setdefault(cell, []).append(unit)
-            if unit.state == "ending":
+            if unit.state == "ending":  # its room is for any: `_NO_RANK` is above all ranks
                 self._largest_rank[cell] = _NO_RANK
             elif not unit.is_protected:
                 self._largest_rank[cell] = max(unit.rank, self._largest_rank.get(cell, 0))
@@ -149,7 +150,9 @@ class Candidates:
             self._evicted[victim.uid] = victim
             for cell in room_by_cell:
                 self._largest_rank[cell] = _NO_RANK
+                # It comes before all that do not end; the order of the others stays as it is.
                 self._by_cell[cell].sort(key=lambda unit: not self.is_ending(unit))
+        # The sums that were kept for these cells hold no longer.
         for cell in room_by_cell:
             self._yields.pop(cell, None)
         return room_by_cell
@@ -170,9 +173,10 @@ class Candidates:
         yielded = yields.get(key)
         if yielded is None:
             yielded = yields[key] = self._sum_yield(preemptor, cell.id, is_patient=is_patient)
+        # If each victim freed as much as the largest one, this many would do: there cannot be fewer.
         fewest_victims = 1
         for name, amount in need.items():
-            lacking = amount - free.get(name, amount)
+            lacking = amount - free.get(name, amount)  # what the cell does not count never lacks
             if lacking <= 0:
                 continue
             if lacking > yielded.sums.get(name, 0):
@@ -180,7 +184,7 @@ class Candidates:
             largest = yielded.largest[name]
             fewest_victims = max(fewest_victims, (lacking + largest - 1) // largest)  # rounded up
         fewest_evicted = 0 if yielded.has_ending else fewest_victims
-        # The order is that of `Victims.cost`.
+        # As `Victims.cost`, with the least that is possible: no wait, none at home, no device freed in vain.
         return 0.0, 0, -self._largest_rank[cell.id], fewest_evicted, 0
 
     def priority_helps(self, unit: Unit, cells: Mapping[str, Cell], left: Mapping[str, Amounts]) -> bool:
@@ -193,7 +197,7 @@ class Candidates:
         highest = msgspec.structs.replace(unit, priority=_HIGHEST)
         return any(
             self.find_bound(highest, part, cells[name], left[name], is_patient=True) is not None
-            for name in self._largest_rank
+            for name in self._largest_rank  # cells with a unit that ends or may be evicted
             if name in cells
             for part in unit.parts
         )
@@ -266,6 +270,7 @@ class Candidates:
         borrow there come before those at home.
         """
         units = self._by_cell.get(cell.id, ())
+        # `_by_cell` is in this order already, apart from units at home and those that may be evicted only later.
         usable = [unit for unit in units if self.may_end(preemptor, unit, is_patient=is_patient)]
         is_at_home = not is_borrowed(preemptor, cell.pool)
         if is_patient or (is_at_home and any(is_borrowed(unit, cell.pool) for unit in usable)):
@@ -286,10 +291,10 @@ class Candidates:
         pool if the preemptor is, too, then the most important, and then those that were admitted first.
         """
         return (
-            self.is_ending(victim),
-            -self.seconds_left(victim),
-            not is_borrowed(preemptor, pool) and is_borrowed(victim, pool),
-            victim.rank,
+            self.is_ending(victim),  # False comes first
+            -self.seconds_left(victim),  # the longest wait first
+            not is_borrowed(preemptor, pool) and is_borrowed(victim, pool),  # False: at home
+            victim.rank,  # the most important first
             victim.evictable_since or 0.0,
             victim.uid,
         )
@@ -324,8 +329,9 @@ def find_victims(
     if not candidates.has_victims(preemptor.rank, cell.id):
         return None
     # 1. Pick units in their order until nothing lacks any more.
+    # A resource that the cell does not count is no obstacle.
     lacking = {name: amount - free[name] for name, amount in need.items() if amount > 0 and name in free}
-    short = {name for name, amount in lacking.items() if amount > 0}
+    short = {name for name, amount in lacking.items() if amount > 0}  # what is missing still
     picked: list[tuple[Unit, Amounts]] = []
     for victim in candidates.list_victims(preemptor, cell, is_patient=is_patient):
         if not short:
@@ -352,6 +358,6 @@ def find_victims(
     is_at_home = not is_borrowed(preemptor, cell.pool)
     evicts_at_home = is_at_home and any(not is_borrowed(victim, cell.pool) for victim in evicted)
     highest_rank = min((victim.rank for victim in evicted), default=_NO_RANK)
-    wasted_devices = -sum(amount for name, amount in lacking.items() if "/" in name)
+    wasted_devices = -sum(amount for name, amount in lacking.items() if "/" in name)  # a `/`: a device
     cost = (candidates.find_wait(evicted), int(evicts_at_home), -highest_rank, len(evicted), wasted_devices)
     return Victims(tuple(victim for victim, _ in picked), cost)

@@ -40,7 +40,7 @@ def build_process_replica(
     key = ObjectKey(metadata.namespace, metadata.name)
     need = {MEMORY: spec.memory_bytes}
     own_place = draw_place(metadata.creation_timestamp, metadata.uid)
-    # A process that was bound by hand has no annotation.
+    # A process that was bound by hand has no annotation ADMITTED_AT: its creation (`own_place`) counts.
     admitted_at = parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place
     is_owned = service is not None and any(reference.uid == service.uid for reference in metadata.owner_references)
     owner = service if is_owned else None
@@ -98,6 +98,7 @@ def _find_template(process: MetalProcess) -> str:
     fields = without_defaults(process.spec)
     further = process.spec.further_artifacts
     shape = (
+        # All but such as hostName and memoryBytes; artifacts follow below, since only a part of them counts.
         {name: value for name, value in fields.items() if name not in _REPLACES_NOTHING},
         _without_mirrors(process.spec.artifact),
         [without_defaults(artifact) | {"artifact": _without_mirrors(artifact.artifact)} for artifact in further],

@@ -102,7 +102,7 @@ def limit_place(stated: object, own: float, service_created_at: float) -> float:
 
 
 def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wanted: int) -> dict[str, float]:
-    """Return the places that waiting units inherit now, by `Unit.uid`.
+    """Return the places in the queue (times) that waiting units inherit now, by `Unit.uid`.
 
     Successors keep the place of the replica that they replace, or a rollout would put a service at the end of the
     queue.
@@ -125,7 +125,7 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wante
     leaving = _places_of(ending).union(freed)
     # Units that end are soon gone, and their places with them; earlier ones keep theirs for later successors.
     inherited = _inherit(current, leaving, staying, taken)
-    # What is evicted during a change comes back with the earlier template first.
+    # What is evicted during a change comes back with the earlier template first: it inherits only from leaving units.
     inherited |= _inherit(earlier, leaving, set(), taken | staying | set(inherited.values()))
     return inherited | _inherit_elsewhere(current, inherited, len(current) - wanted)
 
@@ -150,10 +150,11 @@ def _inherit(
         # An heir inherits only a place that is earlier than its own.
         sources = [places for places in (from_leaving, from_staying) if places and places[0] < heir.own_place]
         if sources:
-            source = sources[0]
+            source = sources[0]  # a leaving unit first
             inherited[heir.unit.uid] = heapq.heappop(source)
             if heir.unit.enqueued_at in leaving and heir.unit.enqueued_at not in from_leaving:
-                # The place that the heir gives up is also that of a leaving unit: the next heir may have it.
+                # The place that the heir gives up is also that of a leaving unit, and was left out above as taken: the
+                # next heir may have it.
                 heapq.heappush(from_leaving, heir.unit.enqueued_at)
     return inherited
 
@@ -173,16 +174,17 @@ def _inherit_elsewhere(
         return replica.unit.state == "waiting", replica.unit.enqueued_at
 
     # 1. List the units whose place may be inherited, by rollout, the latest that waits last.
-    holders = Counter(replica.unit.enqueued_at for replica in current)
+    holders = Counter(replica.unit.enqueued_at for replica in current)  # by place: how many units have it
     holders.update(inherited.values())
     # A place that two units have was inherited already.
     donors = [donor for donor in current if holders[donor.unit.enqueued_at] == 1 and donor.unit.uid not in inherited]
     donors.sort(key=wait_order)
-    donors_of: dict[str, list[ReplicaUnit]] = {}
+    donors_of: dict[str, list[ReplicaUnit]] = {}  # by rollout; the last of each list gives its place first
     for replica in donors:
         donors_of.setdefault(replica.rollout, []).append(replica)
     # 2. Give the newest heirs the place of the last unit of another rollout.
     heirs = [replica for replica in donors if replica.unit.state == "waiting" and not replica.has_inherited]
+    # There are `surplus` more units than wanted: so many replace old ones, and these are the newest.
     newest_first = sorted(heirs, key=lambda replica: (-replica.own_place, replica.unit.uid))
     handed = dict[str, float]()
     for heir in newest_first[: max(0, surplus)]:
@@ -193,6 +195,7 @@ def _inherit_elsewhere(
         last_donors = [units[-1] for rollout, units in donors_of.items() if units and rollout != heir.rollout]
         donor = max(last_donors, key=wait_order, default=None)
         if donor is not None:
+            # A place is inherited once: the donor is used up.
             donors_of[donor.rollout].pop()
             handed[heir.unit.uid] = donor.unit.enqueued_at
     return handed
@@ -213,9 +216,9 @@ def list_open_places(
         wanted: the number of replicas of the service.
     """
     current, earlier, _ending = split_replicas(replicas)
-    # A unit that inherits another place leaves its own to the next heir.
+    # `unheld`: no living unit has these. A unit that inherits another place leaves its own to the next heir.
     unheld = set(freed) - _places_of(replica for replica in (*current, *earlier) if replica.unit.uid not in assigned)
-    promised = unheld.intersection(assigned.values())
+    promised = unheld.intersection(assigned.values())  # assigned, and still to be annotated
     # Without a limit, somebody who keeps deleting pods before they inherit would fill the ledger.
     lacking = max(0, wanted - len(current))
     return sorted(promised.union(sorted(unheld - promised)[:lacking]))
@@ -233,7 +236,7 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
     unit: by that which is nominated for its place, else by turns.
     """
     current, earlier, _ending = split_replicas(replicas)
-    heirs_of, earlier_of = dict[str, list[Unit]](), dict[str, list[str]]()
+    heirs_of, earlier_of = dict[str, list[Unit]](), dict[str, list[str]]()  # by rollout
     for replica_unit in current:
         if replica_unit.unit.state == "waiting":
             heirs_of.setdefault(replica_unit.rollout, []).append(replica_unit.unit)
@@ -249,7 +252,7 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
             predecessors.setdefault(heir.uid, set()).update(own)
             if own:
                 unassigned = [uid for uid in unassigned if uid not in own]
-        # The rest is dealt out to the heirs in turn.
+        # The rest is dealt out to the heirs in turn: each of n heirs gets every n-th.
         for index, heir in enumerate(heirs):
             predecessors[heir.uid].update(unassigned[index :: len(heirs)])
     return {uid: frozenset(replaced) for uid, replaced in predecessors.items() if replaced}
@@ -264,6 +267,7 @@ def find_superseded(replicas: Sequence[ReplicaUnit], wanted: int) -> frozenset[s
     current, earlier, _ending = split_replicas(replicas)
     waiting = [replica for replica in earlier if replica.unit.state == "waiting"]
     has_enough = sum(replica.unit.state == "running" for replica in (*current, *earlier)) >= wanted
+    # Deployments of which a unit of the present spec waits already.
     rollouts = {replica.rollout for replica in current if replica.unit.state == "waiting"}
     return frozenset(
         replica.unit.uid
@@ -298,6 +302,7 @@ def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
         first_place[template] = min(replica.own_place, first_place.get(template, replica.own_place))
     present: dict[str, tuple[float, str]] = {}
     for replica in living:
+        # The latest first time wins; the name of the template decides ties.
         began = first_place[replica.rollout, replica.template], replica.template
         present[replica.rollout] = max(began, present.get(replica.rollout, began))
     # 2. Sort the units by it, unless they say themselves whether their template is the present one.

@@ -147,6 +147,7 @@ class QueuedService(NamedTuple):
 
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return the pools that a replica on this accelerator may use, its home first."""
+        # A pool that does not exist has no accelerator (empty), and may yet be made.
         usable = [name for name in self.pools if self.table.find_accelerator(name) in {accelerator, ""}]
         # A pool that does not exist comes last, since it cannot be the home, by which limits count.
         usable.sort(key=lambda name: not self.table.find_accelerator(name))
@@ -178,6 +179,7 @@ def _read_service(
     service = msgspec.convert(obj, QueuedServiceObject)
     metadata, spec, status = service.metadata, service.spec, service.status
     is_assessed = status.observed_generation == metadata.generation
+    # Only a replacement of a slow replica that is under way counts: an ended one leaves empty defaults.
     last = status.replacement
     replacement = last if last is not None and last.ended_at is None else _ShownReplacement()
     mode = spec.scheduling.mode
@@ -186,6 +188,7 @@ def _read_service(
             key=ObjectKey(metadata.namespace, metadata.name),
             uid=metadata.uid,
             created_at=parse_seconds(metadata.creation_timestamp) or 0.0,
+            # A priority that only a newer version knows counts as normal.
             priority=next((priority for priority in PRIORITY_RANK if priority == spec.priority), "normal"),
             is_queued=is_queued_by_default if mode is None else mode == "Queue",
             is_protected=spec.eviction_protection,
@@ -241,6 +244,7 @@ def read_speeds(
     return SpeedProfile(
         speeds=tuple((name, float(speed.tokens_per_second)) for name, speed in stated if speed.tokens_per_second),
         refused=frozenset((name, speed.refusal) for name, speed in stated if speed.refusal),
+        # Only needed where unlisted classes are refused.
         accepted=frozenset(name for name, speed in stated if not speed.refusal) if unlisted else frozenset(),
         unlisted=unlisted,
     )
@@ -276,7 +280,7 @@ def demand_slices(need: Amounts, service: QueuedService | None, vendors: Vendors
     It requests a part of a device by the vendor's resource for shared devices, or whole devices, which a node may
     share.
     """
-    bytes_each = service.device_bytes if service is not None else None
+    bytes_each = service.device_bytes if service is not None else None  # None: unknown so far
     for vendor in vendors.values():
         # Only a vendor with a label for shared devices has any.
         if not vendor.shared_label:
@@ -298,6 +302,7 @@ def pools_of(kind: UnitKind, need: Amounts, service: QueuedService | None, vendo
     """
     accelerator = METAL if kind == "process" else _accelerator_of(need, service, vendors)
     if service is not None:
+        # Without an accelerator it waits in all pools that the service names.
         return service.list_pools(accelerator) if accelerator else service.pools
     return (accelerator,) if accelerator else ()
 

@@ -121,10 +121,13 @@ def describe_limit(refusal: LimitRefusal, unit: Unit) -> ReasonAndRemedy:
     limit = f"{field} of namespace {namespace} in pool {pool}" if namespace else f"{field} of pool {pool}"
     measure = refusal.key.measure
     message = f"{limit} allows {limit_text(measure, refusal.allowed)}"
+    # 1. The limit is lower than the need: no end of others helps.
     if not refusal.could_ever_fit:
         return message, f"ask for less, or raise {field}" if refusal.allowed else f"raise {field}"
+    # 2. It has room, which is kept for a unit ahead.
     if refusal.used + refusal.needed <= refusal.allowed:
         return f"{limit} has room, but a replica ahead waits for it", f"wait{or_raise_priority(unit)}"
+    # 3. Others use it up. A unit of rank 0 has the highest priority already.
     is_one = measure == DEVICES and refusal.used == 1
     used = f"{amount_text(measure, refusal.used)} {'is' if is_one else 'are'} used"
     if unit.rank:
@@ -182,6 +185,7 @@ def _explain_small(place: RefusedPlace) -> ReasonAndRemedy:
 def _explain_shortage(place: RefusedPlace) -> ReasonAndRemedy:
     """Explain that too little of a resource is left on the cell."""
     unit, cell, name, made = place.unit, place.cell, place.resource, place.made
+    # A node whose devices meet several claims admits one pod with a claim at a time (CLAIM_SLOT).
     if name == CLAIM_SLOT:
         return "the scheduler is about to choose the devices of an earlier claim there", "wait"
     left = max(0, made.left[cell.id].get(name, 0))
@@ -213,6 +217,7 @@ def _explain_shared(place: RefusedPlace) -> ReasonAndRemedy:
 
 def _explain_slices(place: RefusedPlace) -> ReasonAndRemedy:
     """Explain that a slice (part) of a shared device has too little memory for the replica, or may have."""
+    # `bytes_each`: memory that a replica takes of each device; None: unknown. `_WHOLE` advises to use whole devices.
     bytes_each = (place.on_node.slices or SliceDemand(0)).bytes_each
     if bytes_each is None:
         return "a slice of a shared device is no whole one, and how much the replica takes of it is unknown", _WHOLE

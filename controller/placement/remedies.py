@@ -79,8 +79,8 @@ def _measure_distance(explanation: CellExplanation, unit: Unit, left: Amounts) -
         (1 - max(0, left.get(name, amount)) / amount for name, amount in need.items() if amount > 0), default=0.0
     )
     refusal = find_refusal_of(reason)
-    if refusal.meaning == "ready":
+    if refusal.meaning == "ready":  # it runs the unit next
         return 0, 0.0, 0
-    if refusal.meaning == "elsewhere":
+    if refusal.meaning == "elsewhere":  # too small in all, of another pool or kind
         return 3, float(refusal.effort), 0
     return (2 if lacking > 0 else 1), max(0.0, lacking), refusal.effort

@@ -89,6 +89,7 @@ class RoundPacer:
             return
         for round_cause in RoundCause:
             if round_cause <= cause:
+                # What is left of earlier rests, and IDLE_SHARE times the processor time of this round.
                 rest = max(0.0, self._rested_at[round_cause] - ended_at) + spent_seconds * IDLE_SHARE
                 self._rested_at[round_cause] = ended_at + min(rest, MOST_OWED_SECONDS)
 
@@ -109,8 +110,10 @@ class RoundTrigger:
         """Start without a round that is due."""
         self._list_cells = list_cells
         self._changed = asyncio.Event()
+        """Set when a round is requested, or a cell may have changed: `wait` wakes and looks."""
         self._due: RoundCause | None = None
         """The cause of the next round; None: none is due."""
+        # They tell whether a cell has got room for a waiting unit, and when a round may begin.
         self._watch, self._pacer = RoomWatch(), RoundPacer()
         self._current_cause = RoundCause.END
         """The cause of the round that has begun."""
@@ -143,11 +146,13 @@ class RoundTrigger:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
+                # If no round is due, there is no time limit: only a change wakes this.
                 async with asyncio.timeout_at(self._find_begin()):
                     await self._changed.wait()
             self._changed.clear()
             if self._watch.take_cells(self._list_cells()):
                 self._raise_cause(RoundCause.ROOM)
+            # None: still no round is due, as what has changed gives no unit room.
             begin_at, now = self._find_begin(), loop.time()
             if self._due is not None and begin_at is not None and begin_at <= now:
                 self._current_cause, self._began_at, self._due = self._due, now, None

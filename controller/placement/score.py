@@ -105,11 +105,14 @@ def count_leftover(need: Amounts, cell: Cell, free: Amounts) -> int:
 
 def count_cell_points(cell: Cell, leftover: int) -> int:
     """Return the points that a cell gives to each unit with the same need: for packing, utilization and cost."""
+    # On a host, `leftover` is the free memory, negated: `_PACKED_BYTES` of it (64 GiB) give half of the points.
     if cell.kind == "host":
         free_bytes = max(0, -leftover)
         packing = PACKING_POINTS * free_bytes // (free_bytes + _PACKED_BYTES)
     else:
+        # On a node, `leftover` is the number of devices left: none is best, and one gives half the points.
         packing = PACKING_POINTS // (1 + max(0, leftover))
+    # What is unknown counts as unused, and as free of cost.
     idle = UTILIZATION_POINTS * (100 - (cell.utilization_percent or 0)) // 100
     return packing + idle + COST_POINTS * (1000 - (cell.cost_permille or 0)) // 1000
 

@@ -75,7 +75,9 @@ def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
     for text, number in refusals.items():
         reason, _, resource = text.partition(" ")
         meaning = find_refusal_of(reason).meaning
+        # Where too little is free, cells are counted by the resource that lacks, else by reason.
         counts[meaning][resource if meaning == "short" else reason] = number
+    # Cells that could run the unit (open), or run it next (ready), need no reason.
     others = sum((*counts["open"].values(), *counts["ready"].values()))
     return CellCounts(
         never=counts["never"], closed=counts["closed"], short=counts["short"], others=others, limited=counts["limited"]
@@ -101,12 +103,14 @@ def find_lack(unit: Unit, counts: CellCounts) -> QueueReason:
     if not counts.open and counts.closed:
         return "CellsClosed"
     lacking = find_lacking(unit, counts)
+    # Devices have a name with a domain, such as nvidia.com/gpu. CLAIM_SLOT stands for the choice of claimed devices.
     return "InsufficientDevices" if "/" in lacking or lacking == CLAIM_SLOT else "InsufficientMemory"
 
 
 def describe_need(unit: Unit) -> str:
     """Return what one replica needs of what is scarce, such as `nvidia.com/gpu: 2`."""
     lane, total = measure_need(unit)
+    # A lane is a pool with the resource that is scarce there; `total` is the need of all pods.
     per_pod = unit.parts[0].get(lane.resource, 0)
     are_pods_alike = per_pod * len(unit.parts) == total
     if len(unit.parts) > 1 and are_pods_alike:
@@ -172,6 +176,7 @@ def _describe_lack(unit: Unit, facts: WaitFacts) -> str:
     need, noun, counts = describe_need(unit), _noun(unit), facts.counts
     parts = [f"needs {need}; {_describe_open(unit, counts, noun)}"]
     lacking = find_lacking(unit, counts)
+    # What is needed names the scarce resource already; another one that lacks is added.
     if lacking != measure_need(unit)[0].resource:
         parts.append(f"most of them lack {lacking}")
     if counts.closed:
@@ -179,6 +184,7 @@ def _describe_lack(unit: Unit, facts: WaitFacts) -> str:
     if counts.limited:
         refused = ", ".join(f"{number} {word}" for word, number in sorted(counts.limited.items()))
         parts.append(f"limits keep it out of {_count(sum(counts.limited.values()), noun)} ({refused})")
+    # The way out. A unit of rank 0 has the highest priority already.
     way_out = "it starts after those ahead, once others end" if facts.ahead else "it starts once others end"
     if unit.rank and facts.priority_helps:
         way_out += f"; add {_name_addition(unit)}, or raise spec.priority so that others make room"
@@ -201,9 +207,11 @@ def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str
     """Return why no cell can ever run a unit, with the largest that exists."""
     lane, _ = measure_need(unit)
     counts, largest, pools = facts.counts, facts.largest, ", ".join(unit.pools)
+    # 1. Each pod of a gang fits somewhere, but not all at once.
     if counts.feasible and len(unit.parts) > 1:
         room = _count(counts.feasible, noun)
         return f"its {len(unit.parts)} pods do not fit on {room} together: ask for less, or add {noun}s"
+    # 2. The pools are empty, or rules refuse every cell (`never`: cells by reason).
     if largest is None and not counts.never:
         return f"no {noun} is in pool {pools}: add one that has {need}"
     refused = "; ".join(
@@ -212,6 +220,7 @@ def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str
     if largest is None:
         return f"no {noun} of pool {pools} can ever run it: {refused}: change the service, or add a {noun}"
     others = f"; {refused}" if refused else ""
+    # 3. Its kind of device is nowhere, or the largest cell is too small.
     if "/" in lane.resource and not largest.total.get(lane.resource):
         return (
             f"no {noun} can ever run it: it needs {need}, of which no {noun} of pool {pools} has any{others}: ask for "

@@ -128,6 +128,7 @@ class _Errors:
 
         There must be one. A further error falls into each of the count + 1 gaps between the sorted known errors alike.
         """
+        # Position between the sorted errors: 0.0 is the first, `count - 1` the last.
         place = min(max(share * (self.count + 1) - 1, 0.0), self.count - 1.0)
         below = int(place)
         above = min(below + 1, self.count - 1)
@@ -147,7 +148,9 @@ class LaneHistory:
         self.running = 0.0
         """The amount that runs now."""
         self._releases = _Flow()
+        """Amounts that units released by their end, as decaying sums."""
         self._arrivals: dict[int, _Flow] = {}
+        """By rank of the priority: needs of units that arrived."""
         self._errors: dict[int, _Errors] = {}
         """By rank: a unit that may have others evicted starts earlier than its lane alone tells."""
 
@@ -164,6 +167,7 @@ class LaneHistory:
         seconds = max(0.0, now - self._at)
         self._at = now
         factor = math.exp(-seconds / MEMORY_SECONDS)
+        # The seconds that passed, each with the weight that it has by now.
         passed = MEMORY_SECONDS * (1 - factor)
         self._seconds = self._seconds * factor + passed
         self._run_seconds = self._run_seconds * factor + self.running * passed
@@ -199,6 +203,7 @@ class LaneHistory:
         # Releases are measured per amount and second that it ran, and scaled to the amount that runs now.
         scale = self.running / self._run_seconds
         freed, freed_squares = releases.amount * scale, releases.squares * scale
+        # A lower rank is more important.
         higher = [flow for arrival, flow in self._arrivals.items() if arrival < rank]
         taken = sum(flow.amount for flow in higher) / self._seconds
         taken_squares = sum(flow.squares for flow in higher) / self._seconds
@@ -218,6 +223,7 @@ class LaneHistory:
         errors = self._errors.get(rank)
         if errors is None or errors.count < LEAST_ERRORS:
             return "TooFewSeen"
+        # Errors are in standard deviations (`spread`) of the logarithm of the wait, below 0 for an early start.
         # Few errors may agree by chance, so the range is at least the one that the model expects.
         low = min(errors.find_quantile((1 - COVERED) / 2), -MODEL_DEVIATIONS)
         high = max(errors.find_quantile((1 + COVERED) / 2), MODEL_DEVIATIONS)

@@ -100,15 +100,17 @@ class StartEstimator:
             pools: the pool of each cell.
             now: the wall clock, in seconds since 1970.
         """
+        # 1. Let time pass in each lane.
         for history in self._lanes.values():
             history.advance(now)
         self._displaced.update(evicted)
+        # 2. Note the units that wait and those with a place; count arrivals and starts.
         running: dict[Lane, float] = {}
         placed: set[str] = set()
         waiting: set[str] = set()
         for unit in units:
             uid = unit.uid
-            if unit.replaces:
+            if unit.replaces:  # it takes their room
                 self._displaced |= unit.replaces
             if unit.state == "waiting":
                 waiting.add(uid)
@@ -122,6 +124,7 @@ class StartEstimator:
                 run = self._runs[uid] = _describe_run(unit, pools)
                 self._count_start(unit, now)
             running[run.lane] = running.get(run.lane, 0.0) + run.amount
+        # 3. Count ends, and forget units that are gone.
         self._count_ends(self._runs.keys() - placed)
         for uid in self._waiting.keys() - waiting:
             del self._waiting[uid]
@@ -129,7 +132,7 @@ class StartEstimator:
             self._get_history(lane, now).running = running.get(lane, 0.0)
         # Whoever names another pool, or selects other devices, again and again would make one lane after the other.
         self._lanes = {lane: history for lane, history in self._lanes.items() if not history.is_blank}
-        self._displaced &= placed
+        self._displaced &= placed  # the ends of the others are counted
         self._seen_at = now
 
     def estimate(self, unit: Unit, lane: Lane, needed: float, now: float) -> StartRange | NoEstimate:
@@ -149,9 +152,11 @@ class StartEstimator:
         waiting = self._waiting.get(unit.uid)
         if waiting is None:
             return "TooFewSeen"
+        # A text is the reason why nothing is known: then the last range is not repeated later.
         if isinstance(forecast, str):
             waiting.last_range = None
             return forecast
+        # HALF: a further forecast once half of the need ahead is gone.
         if not waiting.forecasts or needed <= waiting.needed_at_forecast * HALF:
             waiting.forecasts.append((now, forecast))
             waiting.needed_at_forecast = needed
@@ -160,6 +165,7 @@ class StartEstimator:
             waiting.last_range = None
             return span
         last = waiting.last_range
+        # Else the last range is repeated.
         if last is None or not last.is_narrow(now) or not last.is_near(span, now):
             waiting.last_range = span
             if waiting.first_range is None:
@@ -185,6 +191,7 @@ class StartEstimator:
         Units of the first observation are not reported: they may have started long ago.
         """
         waited = self._waiting.pop(unit.uid, None)
+        # It was never seen waiting: it came and started since the last observation, or before the first one.
         if waited is None:
             self._count_arrival(unit, now)
         if self._seen_at is None:

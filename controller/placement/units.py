@@ -104,10 +104,11 @@ class SliceDemand(NamedTuple):
 
         The reason is one CamelCase word.
         """
-        # Several slices may be of the same device.
+        # Several slices may be of the same device: they do not replace several devices.
         if self.number > 1:
             return "SharedDevices"
         if self.bytes_each is None:
+            # Memory unknown: a unit that asks for a part by name gets one; one that asks for whole devices does not.
             return "" if self.wants_slice else "SliceTooSmall"
         return "SliceTooSmall" if self.bytes_each > slice_bytes else ""
 
@@ -352,7 +353,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     def freed(self) -> dict[str, Amounts]:
         """Amounts that its end frees, by `Cell.id`: those of its parts, and those in `freed_beside`.
 
-        Empty unless the cell of each part is known.
+        The latter are claimed devices, which count for several needs. Empty unless the cell of each part is known.
         """
         freed = add_by_cell(self.parts, self.cells)
         if not self.freed_beside:
@@ -376,7 +377,10 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fits(need: Amounts, free: Amounts) -> bool:
-    """Return whether a need is free; a resource that the cell does not count is no obstacle, unless it is a device."""
+    """Return whether a need is free; a resource that the cell does not count is no obstacle, unless it is a device.
+
+    Names of devices have a `/`, as in nvidia.com/gpu; others, such as memory, have none.
+    """
     for name, amount in need.items():
         # A cell may have less than nothing left: it shrank. That is no obstacle to a unit that needs nothing of it.
         if amount > 0 and amount > free.get(name, 0 if "/" in name else amount):

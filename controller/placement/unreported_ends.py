@@ -44,6 +44,7 @@ class UnreportedEnds:
         it, or after UNREPORTED_SECONDS.
         """
         loop = asyncio.get_running_loop()
+        # 1. Note processes that were placed at the last call and are gone now, if their host still counts them.
         placed = {unit.uid: unit for unit in units if unit.key.kind == "process" and unit.cells}
         for uid in self._last_placed.keys() - placed.keys():
             unit = msgspec.structs.replace(self._last_placed[uid], state="ending")
@@ -51,6 +52,7 @@ class UnreportedEnds:
                 self._ends[uid] = _UnreportedEnd(unit, loop.time() + UNREPORTED_SECONDS)
                 loop.call_later(UNREPORTED_SECONDS, self._wake)
         self._last_placed = placed
+        # 2. Forget those that the host has reported, that are back, or that took too long.
         for uid, end in list(self._ends.items()):
             if end.until <= loop.time() or uid in placed or not _is_reported(store, end.unit):
                 del self._ends[uid]

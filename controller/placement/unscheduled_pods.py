@@ -52,7 +52,7 @@ class UnscheduledPods:
     def __init__(self) -> None:
         """Start without refusals."""
         self._since: dict[str, float] = {}
-        """Time of the loop, by uid of the unit."""
+        """By uid of the unit: since when the scheduler refuses it, on the clock of the event loop."""
         self._refusals: dict[tuple[str, ObjectKey], float] = {}
         """Time of the loop when a cell last refused a service; the latest comes last."""
         self._services_of: dict[str, set[ObjectKey]] = {}
@@ -71,13 +71,14 @@ class UnscheduledPods:
             store: the watch cache.
             units: all units.
             now: the time of the event loop.
-            is_elastic: returns whether the queue gives a unit no node; another one without a pin was made without a
-                gate, and so would its successor be.
+            is_elastic: returns whether one of a unit's pools has an autoscaler, so that the queue may have given the
+                unit no node. Another one without a node was made without a gate, and so would its successor be.
         """
         refused = [OverduePod(unit, message) for unit in units if (message := find_refusal(store, unit)) is not None]
         self._since = {pod.unit.uid: self._since.get(pod.unit.uid, now) for pod in refused}
         overdue, waits = [], []
         for pod in refused:
+            # It was made without the gate of the queue, as its successor would be: to return it does not help.
             if not pod.unit.cells and not is_elastic(pod.unit):
                 continue
             # A pod that no scheduler looks at holds room on each node of its pool, or claimed devices, in vain.
@@ -134,6 +135,7 @@ def find_refusal(store: Store, unit: Unit) -> str | None:
     A unit without a cell, or that claims devices, holds up others until it is bound. So it counts as refused even
     before a scheduler has tried: its scheduler may not exist.
     """
+    # `evictable_since` is the time at which the pod was bound.
     is_placed = unit.key.kind == "pod" and unit.evictable_since is not None
     if unit.state != "running" or unit.key.kind == "process" or is_placed:
         return None
@@ -142,6 +144,7 @@ def find_refusal(store: Store, unit: Unit) -> str | None:
         if (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable"):
             return str(condition.get("message", ""))
     unbound = [pod for pod in pods if pod is not None and not pod["spec"].get("nodeName")]
+    # `find_need`: the pod claims devices. `_UNTRIED` is the message for that.
     is_untried = any(not unit.cells or find_need(pod) is not None for pod in unbound)
     return _UNTRIED if is_untried else None
 

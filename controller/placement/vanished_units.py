@@ -25,7 +25,9 @@ class VanishedUnits:
     def __init__(self) -> None:
         """Start without units; each round tells those that it has read to `expect`."""
         self._units: dict[str, Unit] = {}
+        """By uid, the units of services in the last round that are still there."""
         self._freed: list[FreedPlace] = []
+        """Queue places of units that are gone, until they are taken for the ledger."""
         self._vanished_in_round: set[str] | None = None
         """uids of units unknown here that have vanished while a round reads the units; None: no round does."""
 
@@ -36,7 +38,7 @@ class VanishedUnits:
     def expect(self, units: Iterable[Unit]) -> None:
         """Remember the units that a round has read, to know the place of each that vanishes before the next round.
 
-        Units that vanished while the round read them are recorded now.
+        Units that vanished while the round read them are recorded now: when they vanished, their places were unknown.
         """
         self._units = {unit.uid: unit for unit in units if unit.service_uid}
         for uid in self._units.keys() & (self._vanished_in_round or ()):

@@ -55,13 +55,17 @@ class RoomWatch:
         """Return whether a cell is new, has changed in more than amounts and ratings, or has got room for a unit."""
         if old is None or _drop_ratings(old, new) != new:
             return True
+        # The least of each resource that any waiting unit of the pool needs; None: none waits there.
         least = self._least_needs.get(new.pool)
         has_gained = any(amount > old.free.get(name, 0) for name, amount in new.free.items())
         return least is not None and has_gained and fits(least, new.free)
 
 
 def _drop_ratings(old: Cell, new: Cell) -> Cell:
-    """Return the old cell with the new free amounts and ratings: if it then equals the new one, only these differ."""
+    """Return the old cell with the new free amounts and ratings: if it then equals the new one, only these differ.
+
+    `lasting` is what pods hold that are no units.
+    """
     return msgspec.structs.replace(
         old,
         free=new.free,
@@ -81,7 +85,7 @@ def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:
     for unit in waiting:
         for pool in unit.pools:
             for part in unit.parts:
-                amounts = least.setdefault(pool, dict(part))
+                amounts = least.setdefault(pool, dict(part))  # begins with the first part
                 # What one part does not need at all is no obstacle to it.
                 for name in [name for name in amounts if name not in part]:
                     del amounts[name]
@@ -92,6 +96,7 @@ def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:
 
 def is_decisive(store: Store, resource: Resource, old: Obj | None, new: Obj | None) -> bool:
     """Return whether the queue is planned again after a change; `old` and `new` are an object before and after it."""
+    # `_READ`: the resources that decisions read, such as pods, processes and services.
     if resource not in _READ:
         return False
     obj = new or old
@@ -144,6 +149,7 @@ def decisive_facts(resource: Resource, obj: Obj) -> object:
     if resource == DEPLOYMENTS:
         # Its pods are units of the service once it exists, and may be seen before it is.
         return metadata["uid"]
+    # A pod or a process.
     annotations = metadata.get("annotations") or {}
     conditions = {
         condition["type"]: (condition["status"], condition.get("reason"))

@@ -53,7 +53,10 @@ class WriteSlots:
         is_hanging = False
 
         def release_early() -> None:
-            """Give up the slot of a write that hangs, and count the write for its namespace."""
+            """Give up the slot of a write that hangs, and count the write for its namespace; the timer below calls it.
+
+            `is_hanging` tells `hold` at the end that the slot is given up already.
+            """
             nonlocal is_hanging
             is_hanging = True
             self._hanging[namespace] += 1
