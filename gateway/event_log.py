@@ -83,7 +83,10 @@ class EventLog:
         self._write(self._encode_lines([line]))
 
     def _write_records(self) -> None:
-        """Write the waiting records in one call, all with the current time."""
+        """Write the waiting records in one call, all with the current time.
+
+        Called by the loop after the pass in which the first of them was added, or before another line is written.
+        """
         if records := self._records:
             self._records = []
             timestamp = self._timestamp()

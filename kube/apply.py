@@ -57,13 +57,13 @@ class UndeclaredFields:
         """
         # The names in a path such as `.coreLevels[0].speed`.
         paths = {tuple(filter(None, _FIELD_NAME.findall(text))) for text in _UNDECLARED.findall(error.message)}
-        if not paths and error.status == _INVALID:
+        if not paths and error.status == _INVALID:  # 422: perhaps a field is required that is left out already
             paths = self._list_paths(resource)
         whole_fields = {path[:1] for path in paths}
         for left_out in (paths, whole_fields):  # whole fields only if the paths alone change nothing in what is sent
             for path in left_out:
                 self._left_out_until[resource, path] = time.monotonic() + UNDECLARED_SECONDS
-            if self.leave_out(resource, sent) != sent:
+            if self.leave_out(resource, sent) != sent:  # less is sent the next time
                 fields = sorted(map(".".join, left_out))
                 remedy = "apply the newer crds/"
                 log.warning("status_fields_unknown", resource=str(resource), fields=fields, remedy=remedy)

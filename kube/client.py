@@ -140,7 +140,7 @@ class Client:
         """
         query = _build_selectors(label_selector, field_selector)
 
-        def complete(item: Obj) -> Obj:
+        def complete(item: Obj) -> Obj:  # called with each object as soon as its page is decoded
             item.setdefault("apiVersion", resource.api_version)
             item.setdefault("kind", resource.kind)
             return part(item) if part is not None else item
@@ -363,7 +363,7 @@ class Client:
             except Gone:
                 if "continue" not in page_query:
                     raise
-                items, page_query = [], query
+                items, page_query = [], query  # from the start, without a limit
                 continue
             page = _decode(call, body, _Page[Obj]) if read is None else _read_page(call, body, read)
             objects = page.items or []
@@ -383,7 +383,7 @@ class Client:
                 response = await self._transport.request(request)
                 status = response.status
             finally:
-                self._on_call(verb, resource, status, time.monotonic() - started)
+                self._on_call(verb, resource, status, time.monotonic() - started)  # status 0: no answer
             wait = response.retry_after_seconds
             if response.status != 429 or wait is None or not tries_left:  # noqa: PLR2004 - Too Many Requests
                 break

@@ -59,14 +59,15 @@ class Comparison:
         A desired None stands for no field. With `zero_is_absent`, an absent field is equal to an empty value or 0.
         """
         desired = {name: value for name, value in desired.items() if value is not None}
-        # A field that we own without children is ours as a whole. An empty map only states that the field exists, so
-        # fields that the server adds to it are no difference.
+        # If `owned` is empty, it names no field: the map is ours as a whole (atomic). But an empty desired map only
+        # states that the field exists, so fields that the server adds to it are no difference.
         is_atomic = owned is not None and not owned and bool(desired)
         if is_atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:  # then a field of ours is not desired
             return False
         owned_by_name = _list_fields(owned or {})
         if any(name in observed and name not in desired for name in owned_by_name):
             return False
+        # In an atomic map, each field is ours as a whole, too ({}); else None stands for one that is not ours.
         for name, value in desired.items():
             if name not in observed:
                 if self.zero_is_absent and not value:
@@ -99,6 +100,7 @@ class Comparison:
             return self._covers_items(observed, desired, items)
         if owned and (members := [msgspec.json.decode(name[2:]) for name in owned if name.startswith("v:")]):
             return all(item in observed for item in desired) and all(item in desired for item in members)
+        # Here `owned` is None or empty, or names no items: each item is owned as the list is.
         if len(observed) != len(desired):
             return False
         return all(self.covers(present, wanted, owned) for present, wanted in zip(observed, desired, strict=True))
@@ -117,7 +119,7 @@ class Comparison:
             if not any(_identifies(item, identity, keys) for item in desired):
                 return False  # we own an item that is no longer desired
         # The search for each item goes on behind the one before, so that another order is a difference.
-        following = iter(observed)
+        following = iter(observed)  # `next` leaves it behind the item that was found
         for item in desired:
             counterpart = next((other for other in following if _identifies(item, other, keys)), None)
             owned_of_item = next((fields for identity, fields in owned if _identifies(item, identity, keys)), None)
@@ -153,7 +155,8 @@ def _list_dropped_item(item: Any, answer: Sequence[Any], path: str, position: in
     """
     if not isinstance(item, Mapping):
         return []
-    # Not by position: a policy may add items anywhere. Several mounts of one volume have the same name.
+    # Not by position: a policy may add items anywhere. Several mounts of one volume have the same name. If no item has
+    # the name, the counterpart is one that has nothing but the name.
     name, candidates = item.get("name"), [other for other in answer if isinstance(other, Mapping)]
     if name is not None:
         candidates = [other for other in candidates if other.get("name") == name] or [{"name": name}]
@@ -175,7 +178,7 @@ def covers_owned(owned: FieldSet, desired: Any) -> bool:
     """
     if not owned:
         return True  # owned as a whole, with all that is within it
-    if isinstance(desired, Mapping):
+    if isinstance(desired, Mapping):  # managedFields write a field as `f:<name>`
         return all(
             f"f:{name}" in owned and covers_owned(owned[f"f:{name}"], value) for name, value in desired.items() if value
         )

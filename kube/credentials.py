@@ -106,7 +106,7 @@ class KubeconfigToken:
         self._header = f"Bearer {token}"
         self._reported_header = ""
         """The last header whose refusal was logged."""
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # one refresh at a time
 
     async def authorization(self) -> str | None:
         """Return the header's value."""
@@ -115,11 +115,12 @@ class KubeconfigToken:
     async def refresh(self, refused: str | None) -> bool:
         """Read the files again; return whether they contain another token than the one refused."""
         async with self._lock:
-            if self._header == refused:
+            if self._header == refused:  # else another request has found a new token already
                 user = (await asyncio.to_thread(read_kubeconfig, self._paths, self._context_name)).user
                 if not user.get("token"):
                     raise CredentialsError(f"{self._source}: the user has no token any more: write one, or start again")
                 self._header = f"Bearer {user['token']}"
+        # The files have no other token: logged once for each.
         if self._header == refused and self._reported_header != refused:
             self._reported_header = self._header
             log.error("token_refused", source=self._source, advice="write a new token into this file: it is read again")
@@ -141,7 +142,7 @@ class TokenFile:
         """
         try:
             stat = self._path.stat()
-            if self._last_stamp != (stat.st_ino, stat.st_mtime_ns):
+            if self._last_stamp != (stat.st_ino, stat.st_mtime_ns):  # it was replaced or written
                 text = self._path.read_text(encoding="ascii").strip()
                 self._token = text or self._token  # a file that is empty, as while it is written, changes nothing
                 self._last_stamp = (stat.st_ino, stat.st_mtime_ns)
@@ -260,7 +261,7 @@ def load(
 def _load_in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Credentials:
     """Return the credentials of the ServiceAccount of this pod. Raises CredentialsError."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
-    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"  # of a URL: an IPv6 address is in brackets
     cluster = {"server": f"https://{authority}", "certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}
     entry = KubeconfigEntry(source=f"in-cluster configuration ({SERVICE_ACCOUNT})", cluster=cluster, user={})
     namespace_file = SERVICE_ACCOUNT / "namespace"
@@ -294,7 +295,7 @@ def _choose_identity(
         return KubeconfigToken(entry.source, paths, str(user["token"]), context)
     if user.get("exec") or user.get("auth-provider"):
         return Plugin(entry, tls)
-    return StaticToken(None)
+    return StaticToken(None)  # no header: a client certificate, if the user has one, is in the TLS context
 
 
 def _build_client_tls(entry: KubeconfigEntry) -> ssl.SSLContext | None:

@@ -44,7 +44,7 @@ class ApiError(Exception):
         reason: str = "",
         message: str = "",
         retry_after_seconds: float | None = None,
-        causes: tuple[tuple[str, str], ...] = (),
+        causes: tuple[tuple[str, str], ...] = (),  # of each: the field, the message
     ) -> None:
         super().__init__(f"{call}: {status} {reason or 'no reason'}: {message or 'no message'}")
         self.call = call

@@ -61,7 +61,7 @@ class EventRecorder:
         # 1. Count it in its series.
         key = (regarding["kind"], metadata.get("uid", metadata["name"]), type, reason, note, action)
         now = asyncio.get_running_loop().time()
-        series = self._series.pop(key, None)
+        series = self._series.pop(key, None)  # what is known of an equal event before; put back below
         if series is None or now - series.happened_at >= SERIES_SECONDS:
             name = f"{metadata['name'][:200].rstrip('-.')}.{time.time_ns():x}"
             namespace = metadata.get("namespace") or "default"

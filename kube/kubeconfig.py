@@ -49,6 +49,7 @@ def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> K
         current = current or config.get("current-context") or ""
         for section, entries in sections.items():
             for name, entry in _list_entries(path, config, section):
+                # As in kubectl, the first file that has a name wins.
                 entries.setdefault(name, _make_paths_absolute(entry, path.parent))
     if not current:
         raise CredentialsError(f"kubeconfig {source}: no current-context; run kubectl config use-context NAME")

@@ -83,6 +83,7 @@ class Elector:
             raise failed.exceptions[0] from None  # a single failure is raised as it is
         finally:
             self._leads_until = -math.inf
+            # Even if `_acquire` has not ended: a write without an answer may have taken the lease.
             await self._attempt(self.renew_deadline_seconds / 2, self._release)
 
     async def _acquire(self) -> None:
@@ -98,7 +99,7 @@ class Elector:
         """
         while True:
             await asyncio.sleep(self.retry_seconds)
-            self.require_leadership()
+            self.require_leadership()  # raises if no renewal came in time
             if await self._try_lead(min(self._leads_until - _now(), self.renew_deadline_seconds / 2)):
                 continue
             holder = self._spec.get("holderIdentity")
@@ -138,6 +139,7 @@ class Elector:
                 lease = {"metadata": metadata, "spec": self._build_spec({})}
                 self._remember(await self.client.create(LEASES, lease))
                 return True
+        # It is free if it is ours or released, or if its holder has not changed it for its whole duration.
         if not may_take(self._spec, self.identity, _now() - self._spec_changed_at):
             return False
         await self._write(self._build_spec(self._spec))
@@ -154,7 +156,7 @@ class Elector:
             if self._spec.get("holderIdentity") != self.identity:
                 return False
             try:
-                await self._write({**self._spec, "holderIdentity": "", "leaseDurationSeconds": 1})
+                await self._write({**self._spec, "holderIdentity": "", "leaseDurationSeconds": 1})  # released
             except Conflict:
                 continue  # a renewal of ours that was cancelled has arrived only now
             return True
@@ -223,12 +225,12 @@ class HostLease:
             HeldElsewhereError: another agent renews it.
         """
         while True:
-            wait = interval_seconds / 5
+            wait = interval_seconds / 5  # unless this renewal succeeds
             try:
                 async with asyncio.timeout(interval_seconds):
                     renewed = await self._renew()
             except (ApiError, Unreachable, TimeoutError) as error:
-                self._version = None
+                self._version = None  # so that the Lease is read again
                 message = str(error) or f"no answer in {interval_seconds} s"
                 log.warning("host_lease_renewal_failed", lease=self.name, error=message)
             else:
@@ -253,11 +255,11 @@ class HostLease:
             "renewTime": micro_time(datetime.now(UTC)),
         }
         metadata = {"namespace": self.namespace, "name": self.name}
-        if self._version:
+        if self._version:  # empty: there was no Lease, and this creates it
             metadata["resourceVersion"] = self._version
         lease = {"metadata": metadata, "spec": spec}
         written = await self.client.apply(LEASES, lease, field_manager=self.field_manager)
-        self._version, self._rival_spec = written["metadata"]["resourceVersion"], {}
+        self._version, self._rival_spec = written["metadata"]["resourceVersion"], {}  # no rival: it is ours
         return True
 
     async def _check_holder(self) -> bool:
@@ -280,6 +282,6 @@ class HostLease:
                 self._rival_spec, self._rival_since = spec, _now()
                 log.warning("host_lease_held", lease=self.name, by=spec["holderIdentity"])
             if not may_take(spec, self.identity, _now() - self._rival_since):
-                return False
+                return False  # the holder is not silent for long enough yet
         self._version = lease["metadata"]["resourceVersion"]
         return True

@@ -88,7 +88,7 @@ class _PortForwarder:
                         ssl=credentials.tls or True,
                         server_hostname=credentials.tls_server_name,
                         proxy=credentials.proxy,
-                        max_msg_size=0,
+                        max_msg_size=0,  # no limit
                     )
             except aiohttp.WSServerHandshakeError as error:
                 is_refused = error.status == HTTPStatus.UNAUTHORIZED

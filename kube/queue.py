@@ -72,7 +72,7 @@ class WorkQueue(Generic[K]):
         due = loop.time() + seconds
         waiting = self._timers.get(key)
         if waiting and waiting.when() <= due:
-            return
+            return  # it will be enqueued earlier than that
         if waiting:
             waiting.cancel()
         self._timers[key] = loop.call_at(due, self._add_due, key)
@@ -90,7 +90,7 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """Wait for a key; the caller must call `done` with it."""
-        _can_wait, _number, key = await self._ready.get()
+        _can_wait, _number, key = await self._ready.get()  # urgent keys first, then in the order of their numbers
         self._dirty.discard(key)
         del self._added_at[key]
         self._processing.add(key)
@@ -109,7 +109,7 @@ class WorkQueue(Generic[K]):
         if self._pause_seconds:
             self._paused.add(key)
             asyncio.get_running_loop().call_later(self._pause_seconds, self._end_pause, key)
-        elif key in self._dirty:
+        elif key in self._dirty:  # added while it was reconciled
             self._put(key)
 
     def oldest_seconds(self) -> float:
@@ -164,7 +164,7 @@ async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
         except (ApiError, LeadershipLost, NotOurs, Unreachable, TimeoutError) as error:
             what = str(error) or f"no result within {timeout_seconds} s"
             log.warning("reconcile_failed", key=key, error=what, retry_seconds=round(queue.retry(key), 1))
-            if isinstance(error, LeadershipLost):
+            if isinstance(error, LeadershipLost):  # the election cancels this worker soon
                 await asyncio.sleep(LOST_SECONDS)
         except Exception:  # a defect in one reconcile must not stop all the others
             log.exception("reconcile_crashed", key=key, retry_seconds=round(queue.retry(key), 1))

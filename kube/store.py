@@ -46,7 +46,7 @@ class _Index:
         """
         if old:
             for value in self.keys(old):
-                self.cached_tuples.pop(value, None)
+                self.cached_tuples.pop(value, None)  # `get` makes the tuple of this value anew
                 self.by_value[value].pop(key, None)
                 if not self.by_value[value]:
                     del self.by_value[value]
@@ -70,7 +70,7 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: defaultdict[Resource, dict[ObjectKey, Obj]] = defaultdict(dict)
-        self._indexes: defaultdict[Resource, dict[str, _Index]] = defaultdict(dict)
+        self._indexes: defaultdict[Resource, dict[str, _Index]] = defaultdict(dict)  # by the name given to `add_index`
         self._derived: defaultdict[Resource, dict[ObjectKey, dict[str, tuple[tuple[object, ...], Any]]]]
         """Results of `derive` for each object, by name: the inputs that they were computed from, and the value."""
         self._derived = defaultdict(dict)
@@ -98,11 +98,11 @@ class Store:
             old_uid, old_version = _read_version(old)
             is_same_object = old_uid == uid
             if is_same_object and not _is_newer(version, old_version):
-                return False
+                return False  # known in this version or a later one
             if not is_same_object and _is_newer(old_version, version):
-                return False
+                return False  # a predecessor of the object that is known
         if uid in self._deleted_versions and not _is_newer(version, self._deleted_versions[uid]):
-            return False
+            return False  # deleted since
         self._set(resource, object_key(obj), obj)
         return True
 
@@ -193,6 +193,7 @@ class Store:
         is_stored = self._objects[resource].get(key) is obj
         derived = self._derived[resource].setdefault(key, {}) if is_stored else {}  # otherwise nothing is kept
         last_inputs, last_value = derived.get(name, ((), None))
+        # The same objects, not equal ones: a stored object never changes.
         if len(last_inputs) == len(current_inputs) and all(map(operator.is_, last_inputs, current_inputs)):
             result: T = last_value
             return result
@@ -241,7 +242,7 @@ class Store:
                 # Unchanged since before the list: the list is right even if its version is older (a restored etcd).
                 if _read_version(old) != _read_version(obj):
                     self._set(resource, key, obj)
-            else:
+            else:  # new, or put since
                 self.put(resource, obj)
 
     async def sweep(
@@ -260,6 +261,7 @@ class Store:
         dropped = self._drop_vanished(resource, before, {object_key(obj): obj for obj in listed.items})
         outdated = sum(self._is_outdated(resource, obj) for obj in listed.items)
         if outdated:
+            # Again, because `replace` needs the versions from before the second list.
             before = self.snapshot(resource, namespace)
             part = functools.partial(self.keep_part, resource)
             listed = await client.list(resource, namespace, label_selector=label_selector, part=part)
@@ -276,6 +278,7 @@ class Store:
     def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> int:
         """Remove objects that were known before a list, are not in it and were not put meanwhile; return how many.
 
+        `before` has the versions from before the list, and `present` the objects of the list by namespace and name.
         If the list has another object of the same name (another uid), the old one is only remembered as deleted, and
         not counted: the caller puts the new one in its place.
         """
@@ -287,7 +290,7 @@ class Store:
             is_listed = listed is not None and _read_version(listed)[0] == uid
             if is_unchanged and not is_listed:
                 self._remember_deletion(uid, version)
-                if not listed:
+                if not listed:  # else another object has its name
                     self._set(resource, key, None)
                     dropped += 1
         return dropped
@@ -306,8 +309,8 @@ class Store:
             # Reduced now, or already by `keep_part`, which marks its result by the class: only a plain dict is stored.
             new = dict(new) if isinstance(new, _ReducedObject) else self._reductions[resource](new)
         self.revision += 1
-        self._revisions[resource] += 1
-        self._derived[resource].pop(key, None)
+        self._revisions[resource] += 1  # outdates what `summarize` keeps of this resource
+        self._derived[resource].pop(key, None)  # what was derived from the old object
         if new is None:
             objects.pop(key, None)
         else:

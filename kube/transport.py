@@ -114,7 +114,7 @@ class AiohttpTransport:
         self._requests, self._streams = self._open_session(CONNECTIONS), self._open_session(0)
         # Closing a session raises no error in the readers of its answers, and ends the time-outs of these answers.
         for answer in self._answers:
-            answer.content.set_exception(aiohttp.ClientConnectionError(_CLOSED))
+            answer.content.set_exception(aiohttp.ClientConnectionError(_CLOSED))  # its reader raises this now
         for session in old:
             await session.close()
 

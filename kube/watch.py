@@ -88,7 +88,7 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
         synced: set after the first complete list.
     """
     resource, namespace, label_selector, field_selector, read = selection
-    version, failures = "", 0
+    version, failures = "", 0  # an empty version: list first; failures: tries in a row without an event
     while True:
         event_count, retry_after_seconds = 0, 0.0
         try:

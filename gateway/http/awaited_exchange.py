@@ -26,14 +26,17 @@ class AwaitedExchange(RequestReceiver):
     def __init__(
         self, exchange: Exchange, answer: Callable[["AwaitedExchange"], Awaitable[None]], *, reads_body: bool = True
     ) -> None:
-        """Start the task that runs `answer` with this object; it reads the body and sends the response."""
+        """Start the task that runs `answer` with this object; it reads the body and sends the response.
+
+        With `reads_body` False it reads no body, and `take_body` drops what comes.
+        """
         self._exchange = exchange
         self._reads_body = reads_body
         self._unread = bytearray()
         """The pieces of the body that came and were not read yet."""
-        self._body_error: Exception | None = None
-        self._body_waiter: asyncio.Future[None] | None = None
-        self._drain_waiter: asyncio.Future[None] | None = None
+        self._body_error: Exception | None = None  # set by `fail_body`, and raised by the next `read`
+        self._body_waiter: asyncio.Future[None] | None = None  # `read` waits here for more of the body
+        self._drain_waiter: asyncio.Future[None] | None = None  # `drain` waits here for the client to read
         self._task = asyncio.get_running_loop().create_task(self._run(answer))
 
     @property
@@ -52,11 +55,11 @@ class AwaitedExchange(RequestReceiver):
         InvalidRequestError and BodyTimeoutError.
         """
         while not self._unread:
-            if self._body_error:
+            if self._body_error:  # `fail_body` has set it
                 raise self._body_error
             if self._exchange.body_complete:
                 return b""
-            self._body_waiter = asyncio.get_running_loop().create_future()
+            self._body_waiter = asyncio.get_running_loop().create_future()  # done by `take_body` or `fail_body`
             await self._body_waiter
         piece = bytes(self._unread)
         self._unread.clear()
@@ -93,9 +96,9 @@ class AwaitedExchange(RequestReceiver):
         if not self._reads_body:
             return  # nobody calls `read`, so the piece is dropped
         self._unread += piece
-        if len(self._unread) > _UNREAD_BODY_BYTES:
+        if len(self._unread) > _UNREAD_BODY_BYTES:  # 256 KiB; `read` lets the connection read again
             self._exchange.connection.pause_body()
-        _wake(self._body_waiter)
+        _wake(self._body_waiter)  # a `read` that waits goes on
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
         """Make the next `read` raise `error`."""

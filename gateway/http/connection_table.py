@@ -39,6 +39,7 @@ class ConnectionTable:
 
     def __init__(self, caps: ConnectionCaps, sweep_seconds: float) -> None:
         self.caps = caps
+        """The most connections: in all, from one address, and before waiting ones give way (`soft_total`)."""
         self._sweep_seconds = sweep_seconds
         self._connections: set[ServerConnection] = set()
         self._all = _ConnectionGroup()
@@ -92,6 +93,7 @@ class ConnectionTable:
             group.accepted += 1
         self.mark_waiting(connection)
         if self._sweep_timer is None:
+            # The sweep ends what takes too long, and plans the next one itself while there are connections.
             self._sweep_timer = asyncio.get_running_loop().call_later(self._sweep_seconds, self._expire_late)
 
     def remove(self, connection: "ServerConnection") -> None:
@@ -127,6 +129,7 @@ class ConnectionTable:
             group.unfinished_heads[connection] = None
             group.head_bytes += size_bytes - connection.head_bytes
         connection.head_bytes = size_bytes
+        # A connection that is closed takes its head out of `head_bytes`, so each loop ends.
         while peer.head_bytes > UNFINISHED_HEAD_BYTES // 2:
             self._close_oldest_head(peer)
         while self._all.head_bytes > UNFINISHED_HEAD_BYTES:
@@ -158,7 +161,7 @@ class ConnectionTable:
         busy: list[ServerConnection] = []
         longest_waiting = None
         for connection in group.waiting:
-            if connection.is_replaceable:
+            if connection.is_replaceable:  # it has no request, or one that any stranger may send
                 longest_waiting = connection
                 break
             busy.append(connection)

@@ -65,6 +65,7 @@ class ControlClient:
         timeout_seconds = wait_seconds + _TIMEOUT_SECONDS
         at = f"{self._server} at {self.socket}"
         try:
+            # The connector calls `check_peer` on the new connection, before the request is sent.
             async with (
                 asyncio.timeout(timeout_seconds),
                 aiohttp.ClientSession(
@@ -110,6 +111,7 @@ class _CheckedConnector(aiohttp.UnixConnector):
         protocol = await super()._create_connection(req, traces, timeout)
         try:
             if protocol.transport:
+                # Given at construction; raises if the process at the other end is not trusted.
                 self._check(protocol.transport.get_extra_info("socket"))
         except BaseException:
             protocol.close()

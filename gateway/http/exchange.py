@@ -68,7 +68,7 @@ class Exchange:
         """The head of the response was sent."""
         self.ended = False
         """The response was sent whole, or broken off."""
-        self._chunked = False
+        self._chunked = False  # `start` decides it
 
     def send_continue(self) -> None:
         """Ask the client for the body, if it waits for that."""
@@ -95,9 +95,9 @@ class Exchange:
         Both are sent at once, because each write wakes the client.
         """
         head = self._begin(status, fields)
-        self._chunked = not self.head.is_http_1_0
+        self._chunked = not self.head.is_http_1_0  # HTTP/1.0 has no chunks: there the response ends with the connection
         head = head + _CHUNKED + b"\r\n" if self._chunked else head + b"\r\n"
-        self.connection.begin_stream(head + self._frame(data))
+        self.connection.begin_stream(head + self._frame(data))  # as a chunk, or as it is
 
     def write(self, data: bytes) -> None:
         """Send a piece of the response."""
@@ -113,7 +113,7 @@ class Exchange:
         """Send the last piece of the response and its end, in one write."""
         framed = self._frame(data)
         if self._chunked and self.head.method != "HEAD":
-            framed += _LAST_CHUNK
+            framed += _LAST_CHUNK  # without chunks, the end of the connection is the end of the response
         if framed:
             self.connection.write(framed)
         self.ended = True

@@ -21,7 +21,7 @@ class Headers:
     def __init__(self, fields: Iterable[Field] = ()) -> None:
         self.fields = list(fields)
         """Name and value of each field as they came, in their order."""
-        self._names = [field[0].lower() for field in self.fields]
+        self._names = [field[0].lower() for field in self.fields]  # in the order of `fields`
         # From the last one to the first, so that the first value of a repeated field stays.
         self._first = {name: value for name, (_, value) in zip(self._names[::-1], self.fields[::-1], strict=True)}
 

@@ -52,12 +52,12 @@ class HttpListener:
     ) -> None:
         self.sockets: tuple[socket.socket, ...] = ()
         """The listening sockets; empty before `bind` or `take_over`, and after `unbind`."""
-        self._handling = handling
+        self._handling = handling  # begins each request, and renders errors
         self._table = table
         self._times = times
         self._context = context
-        self._admits_socket = admits_socket
-        self._buffer_bytes = buffer_bytes
+        self._admits_socket = admits_socket  # False: its client may not connect
+        self._buffer_bytes = buffer_bytes  # the kernel's buffers of each socket; None: as large as the kernel likes
         self._connections: set[ServerConnection] = set()
         """Open connections, also those in their handshake."""
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -84,12 +84,14 @@ class HttpListener:
         infos = await asyncio.get_running_loop().getaddrinfo(
             address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
+        # One socket for each address. If one of them fails, all are closed, and nothing listens.
         sockets: list[socket.socket] = []
         try:
             for family, kind, protocol, _, socket_address in dict.fromkeys(infos):  # each address once
                 try:
                     bound = socket.socket(family, kind, protocol)
                 except OSError as error:
+                    # Raised unless the kernel lacks this family and other addresses are left.
                     if error.errno != errno.EAFNOSUPPORT or len(infos) == 1:
                         raise
                     continue  # a kernel without IPv6 names :: nevertheless
@@ -114,7 +116,7 @@ class HttpListener:
         self.sockets = tuple(sockets)
         for bound in self.sockets:
             bound.setblocking(False)
-            self._resume(bound)
+            self._resume(bound)  # from now on the loop calls `_accept` when a client connects
 
     def unbind(self, *, close_idle: bool = True) -> None:
         """Stop listening at once; requests in progress go on, and connections without one are closed.
@@ -124,7 +126,7 @@ class HttpListener:
         self._closes_idle = close_idle
         loop = asyncio.get_running_loop()
         for bound in self.sockets:
-            if pause := self._resume_timers.pop(bound.fileno(), None):
+            if pause := self._resume_timers.pop(bound.fileno(), None):  # paused, for lack of descriptors or memory
                 pause.cancel()
             loop.remove_reader(bound.fileno())
             bound.close()
@@ -171,14 +173,14 @@ class HttpListener:
                     raise
                 self._pause(bound, error)
                 return
-            peer = str(address[0]) if address else _LOCAL_PEER
+            peer = str(address[0]) if address else _LOCAL_PEER  # a unix socket has no address
             if not self._admits_socket(accepted) or not self._table.admit(peer, is_tls=self._context is not None):
                 accepted.close()
                 continue
             accepted.setblocking(False)
             connection = ServerConnection(peer, self._handling, self._table, self._times, self._forget)
             self._connections.add(connection)
-            self._table.add(connection)
+            self._table.add(connection)  # before its handshake, so that the caps hold for that, too
             handshake = asyncio.get_running_loop().create_task(self._connect(accepted, connection))
             connection.handshake = handshake
             self._handshakes.add(handshake)
@@ -190,7 +192,7 @@ class HttpListener:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection,
+                lambda: connection,  # asyncio asks for the protocol of the socket
                 accepted,
                 ssl=self._context,
                 ssl_handshake_timeout=self._times.head_seconds if self._context else None,

@@ -38,7 +38,7 @@ class NamedSocket:
         try:
             temporary_path.unlink(missing_ok=True)
             self.socket.bind(str(temporary_path))
-            self._inode = temporary_path.stat().st_ino
+            self._inode = temporary_path.stat().st_ino  # by it `close` recognizes its own file
             self.socket.listen(_BACKLOG)
         except OSError as error:
             self.socket.close()

@@ -68,6 +68,7 @@ def read_cached_head(head: bytes) -> tuple[RequestHead, int] | None:
     digits = head[digits_start:digits_end]
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         return None
+    # The cache is in there: these two halves are its key.
     return _parse_without_length(head[:digits_start], head[digits_end:]), int(digits)
 
 
@@ -100,8 +101,8 @@ class RequestParser:
     def parse_head(self, head: bytes) -> tuple[RequestHead, int | None]:
         """Parse a head, which ends with an empty line; return it with the size of its body, None if that is chunked.
 
-        httptools calls the methods `on_...` below, which collect the target and the header fields. Raises
-        InvalidRequestError.
+        httptools calls the methods `on_...` below, which collect the target in `_url` and the header fields in
+        `_fields`. Raises InvalidRequestError.
         """
         line = _REQUEST_LINE.match(head)
         if line is None:
@@ -110,12 +111,13 @@ class RequestParser:
         try:
             parser.feed_data(head)
         except httptools.HttpParserUpgrade:
-            # Upgrades are not made: the request is answered as if it did not offer one.
+            # Raised behind the head of a request that offers another protocol. Upgrades are not made: the request is
+            # answered as if it did not offer one.
             if any(name.lower() == b"transfer-encoding" for name, _ in self._fields):
                 raise InvalidRequestError("it offers an upgrade and has a chunked body") from None
         except httptools.HttpParserError as error:
             raise InvalidRequestError(f"llhttp: {error}") from None
-        self._head_ended = True
+        self._head_ended = True  # fields that come from now on are trailers of a chunked body
         headers = Headers(self._fields)
         is_http_1_0 = line["minor_version"] == b"0"
         _check_fields(headers, is_http_1_0=is_http_1_0)
@@ -146,6 +148,7 @@ class RequestParser:
             self.has_excess = True  # the parser did not take the data behind the end of the body for a request
         content = b"".join(self._body_pieces)
         self._body_pieces.clear()
+        # A budget: HEAD_BYTES at the beginning, and `on_chunk_header` adds some for each chunk.
         self._framing_bytes_left -= len(data) - len(content)
         if self._framing_bytes_left < 0:
             raise InvalidRequestError("the framing or the trailers of its chunked body are too long")

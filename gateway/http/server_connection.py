@@ -53,12 +53,12 @@ class ServerConnection(asyncio.Protocol):
         """The bytes of a head that has not come whole, as the table counts them."""
         self.handshake: asyncio.Task[None] | None = None
         """The task that makes the connection; None: it is made, or was never accepted."""
-        self._handling = handling
+        self._handling = handling  # begins the work on each request, and renders errors
         self._table = table
         self._times = times
-        self._on_end = on_end
+        self._on_end = on_end  # called when the connection is lost
         self.was_made = False
-        """The handshake was complete; from then on the connection counts itself out when it is lost."""
+        """The handshake was complete; from then on `connection_lost` takes the connection out of the table."""
         self.is_blocked = False
         """The client does not read what was sent."""
         self.is_idle = False
@@ -90,7 +90,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(min(SEND_TOGETHER_BYTES, self._table.caps.buffered_bytes))
         if self._is_tls:  # the TLS layer has a buffer of its own, by default of 256 KiB
             transport.set_read_buffer_limits(self._table.caps.buffered_bytes)  # type: ignore[attr-defined]
-        self._mark_idle()  # sets the longer time of a connection that was used already
+        self._mark_idle()  # it sets `idle_seconds`, but the first request has to come sooner
         self.deadline = self._loop.time() + self._times.head_seconds
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -113,7 +113,7 @@ class ServerConnection(asyncio.Protocol):
             return  # dropped: the connection stays open only until the client has read the last response
         was_idle, self.is_idle = self.is_idle, False
         self._buffer = self._buffer + data if self._buffer else data
-        self._advance()
+        self._advance()  # sets `is_idle` again if it has answered all that came
         # With the first byte of a head that is not complete yet, its own time begins.
         has_begun_head = was_idle and not self.is_idle and self._exchange is None and not self._is_ending
         if has_begun_head:
@@ -128,7 +128,7 @@ class ServerConnection(asyncio.Protocol):
         """Go on, as the client has read: let the receiver write more, or take requests that had to wait for that."""
         self.is_blocked = False
         self._set_deadline()
-        if self._exchange is None:
+        if self._exchange is None:  # the last response was sent whole, and the next request may have come already
             self._resume_reading()
             if not self._is_advancing:
                 self._advance()
@@ -143,7 +143,7 @@ class ServerConnection(asyncio.Protocol):
             return
         if not self._is_tls:
             self._sends_at_once = True
-            self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)
+            self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)  # 0: no write waits for others
         self._transport.write(data)
 
     def write(self, data: bytes) -> None:
@@ -170,12 +170,12 @@ class ServerConnection(asyncio.Protocol):
         else:
             if self._reading_paused:
                 self._resume_reading()
-            if not self._buffer:
+            if not self._buffer:  # nothing of a next request has come
                 self._mark_idle()
                 return
             self._table.mark_waiting(self)
             self._set_deadline()
-            if not self._is_advancing:
+            if not self._is_advancing:  # else this was called within `_advance`, which goes on itself
                 self._advance()
 
     def pause_body(self) -> None:
@@ -191,7 +191,7 @@ class ServerConnection(asyncio.Protocol):
     def break_off(self, *, reset: bool) -> None:
         """Close the connection; with `reset`, so that it does not look like an orderly end."""
         if self._exchange:
-            self._exchange.receiver = None
+            self._exchange.receiver = None  # nothing more is reported to it
             self._exchange = None
         transport = self._transport
         if transport is None:
@@ -221,15 +221,15 @@ class ServerConnection(asyncio.Protocol):
             self._expire_request(transport)
             return
         self.deadline = math.inf
-        if self._is_ending or self.is_blocked:
+        if self._is_ending or self.is_blocked:  # the time to read the response is over
             unsent_bytes = transport.get_write_buffer_size()
             if 0 < unsent_bytes < self._last_unsent_bytes:  # the client reads, but slowly
                 self._set_reading_deadline(self._times.write_seconds)
             else:
                 transport.abort()
-        elif self._exchange:
+        elif self._exchange:  # the next piece of its body has not come
             self._fail_body(self._exchange, BodyTimeoutError())
-        elif self.is_idle:
+        elif self.is_idle:  # no next request has come
             self._close()
         else:
             self._refuse(408, f"its head did not come within {self._times.head_seconds:g} s")
@@ -242,10 +242,10 @@ class ServerConnection(asyncio.Protocol):
         self.request_deadline = math.inf
         exchange = self._exchange
         if exchange and not exchange.body_complete and not self._is_ending:
-            self.request_deadline = self._loop.time() + self._times.linger_seconds
+            self.request_deadline = self._loop.time() + self._times.linger_seconds  # then the other branch
             self._is_ending = True  # no more of it is read
             self._fail_body(exchange, BodyTimeoutError())
-        elif exchange or transport.get_write_buffer_size():
+        elif exchange or transport.get_write_buffer_size():  # its response is not made, or not read
             self._hang_up()
             transport.abort()
 
@@ -254,7 +254,7 @@ class ServerConnection(asyncio.Protocol):
         if self._transport:
             self._hang_up()
             self._transport.abort()
-        elif self.handshake:
+        elif self.handshake:  # the connection is not made yet
             self.handshake.cancel()
 
     def drain_requests(self, *, close_idle: bool = True) -> None:
@@ -275,7 +275,7 @@ class ServerConnection(asyncio.Protocol):
                 exchange.receiver.stop()  # may answer with an error
             except Exception:  # noqa: BLE001 - one request must not keep the others from their end
                 log.exception("stop_failed")
-        if not exchange.ended:
+        if not exchange.ended:  # `stop` has sent no end of the response
             self._hang_up()
             exchange.break_off()
 
@@ -292,7 +292,7 @@ class ServerConnection(asyncio.Protocol):
                 has_more = self._take_body(self._exchange) if self._exchange else self._take_head()
                 if not has_more:
                     break
-            else:  # other clients have their turn before the rest
+            else:  # no `break`, so there is more; but other clients have their turn before the rest
                 self._loop.call_soon(self._go_on)
         except Exception:  # noqa: BLE001 - a defect must not end the connections of all others
             self._fail_request()
@@ -308,7 +308,7 @@ class ServerConnection(asyncio.Protocol):
                 self._table.count_unfinished_head(self, len(self._buffer))
             return
         if not exchange.body_complete:
-            self._set_deadline()
+            self._set_deadline()  # of the next piece
         elif len(self._buffer) > self._table.caps.buffered_bytes:
             self._pause_reading()
 
@@ -325,6 +325,7 @@ class ServerConnection(asyncio.Protocol):
         """
         if self._is_ending or self.is_blocked or self._transport is None or self._transport.is_closing():
             return False
+        # 1. Find the end of the head, which is an empty line.
         buffer = self._buffer
         if buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
             buffer = self._buffer = buffer[2:]
@@ -335,6 +336,7 @@ class ServerConnection(asyncio.Protocol):
         if empty_line < 0 or end > HEAD_BYTES:
             self._refuse(400, f"its head is longer than {HEAD_BYTES} bytes")
             return False
+        # 2. Parse the head.
         parser = None
         try:
             cached = read_cached_head(buffer[:end])  # None: the head is not of the form that the cache takes
@@ -346,13 +348,14 @@ class ServerConnection(asyncio.Protocol):
         except InvalidRequestError as error:
             self._refuse(400, str(error))
             return False
+        # 3. Begin the request: the time for the head ends, and that for the whole request begins.
         exchange = self._exchange = Exchange(head, content_length, self)
         exchange.keep_alive = exchange.keep_alive and not self._is_draining
         self.deadline = math.inf
         if self.head_bytes:
             self._table.forget_unfinished_head(self)
         self.request_deadline = self._loop.time() + self._times.request_seconds
-        body = b""
+        body = b""  # filled if the body has come whole; else `_take_body` gives it to the receiver, in pieces
         if content_length is None:
             self._parser = parser
         elif len(buffer) >= end + content_length:
@@ -375,7 +378,7 @@ class ServerConnection(asyncio.Protocol):
         buffer, receiver = self._buffer, exchange.receiver
         if not buffer or exchange.body_complete or receiver is None:
             return False
-        if self._parser is None:  # the body has a length
+        if self._parser is None:  # the body has a length, of which `_body_left_bytes` have not come
             piece = buffer[: self._body_left_bytes]
             self._buffer = buffer[len(piece) :]
             self._body_left_bytes -= len(piece)
@@ -415,7 +418,7 @@ class ServerConnection(asyncio.Protocol):
         log.exception("request_failed")
         if exchange := self._exchange:
             self._hang_up()  # ends the receiver's work, and forgets the exchange
-            self._exchange = exchange  # which the answer still needs
+            self._exchange = exchange  # put back, because `respond` and `break_off` work on it
             if exchange.started:
                 exchange.break_off()
             else:
@@ -426,7 +429,7 @@ class ServerConnection(asyncio.Protocol):
         """Log bytes that are no request, answer them, and close the connection."""
         log.info("invalid_request", peer=self.peer, reason=reason)
         head = RequestHead("", "", "", Headers(), is_http_1_0=False)
-        exchange = self._exchange = Exchange(head, 0, self)  # its body never ends, so the response is the last one
+        exchange = self._exchange = Exchange(head, 0, self)  # its body is not complete, so the response is the last
         exchange.respond(status, *self._handling.render_error(status, reason))
 
     # Ending
@@ -453,11 +456,11 @@ class ServerConnection(asyncio.Protocol):
             self._transport.close()
 
     def _mark_idle(self) -> None:
-        """Wait for a request."""
+        """Note that no byte of the next request has come; the client has `idle_seconds` to begin it."""
         if not self.is_idle:
             self.is_idle = True
             self._table.mark_waiting(self)
-            if not self.is_blocked:
+            if not self.is_blocked:  # else the client has to read the last response first, in its own time
                 self.deadline = self._loop.time() + self._times.idle_seconds
 
     def _set_reading_deadline(self, seconds: float) -> None:
@@ -482,7 +485,7 @@ class ServerConnection(asyncio.Protocol):
         seconds = math.inf
         if self._exchange is None:
             seconds = self._times.idle_seconds if self.is_idle else self._times.head_seconds
-        elif not self._exchange.body_complete and not self._reading_paused:
+        elif not self._exchange.body_complete and not self._reading_paused:  # paused: we let the client wait
             seconds = self._times.body_pause_seconds
         self.deadline = self._loop.time() + seconds
 

@@ -88,13 +88,13 @@ class UpstreamConnection(asyncio.Protocol):
         """Pieces of the body that are not yet given to the receiver."""
         self._head_bytes = 0
         """Bytes read while in the head, perhaps with the begin of the body."""
-        self._in_head = True
+        self._in_head = True  # until the head of the final response has ended
         self._has_content_length = self._ends_with_close = False  # both by the header fields
         self._has_received = False  # any byte of the response
         self._is_reusable = False  # for another request, as known at the end of the response
         self.is_response_complete = False
         """The whole response has been parsed; `end_response` is called right after its last piece."""
-        self._sent_at = time.monotonic()
+        self._sent_at = time.monotonic()  # by it `_fail` recognizes a stale connection
 
     @property
     def is_open(self) -> bool:
@@ -149,6 +149,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = None
         if self._ends_with_close and exc is None:
             self._end_response()
+        # Without effect after `_end_response`: then no receiver expects a response.
         self._fail(str(exc) if isinstance(exc, OSError) else "it closed the connection")
         self._parser = None
         self._pool.forget(self)
@@ -218,7 +219,7 @@ class UpstreamConnection(asyncio.Protocol):
         """
         status = self._parser.get_status_code() if self._parser else 0
         if status < _FIRST_FINAL_STATUS or self.is_response_complete:
-            return
+            return  # `on_message_complete` drops the fields of an interim response
         self._in_head = False
         fields, self._fields = self._fields, []
         # `_head_bytes` may include a part of the body: only if it is beyond the limit, the fields are measured.
@@ -242,8 +243,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Note the end of the response; the connection may be used again if both sides keep it."""
-        if self._in_head:
-            self._fields = []  # of an interim response
+        if self._in_head:  # an interim response has ended, and the final one follows
+            self._fields = []
             self._has_content_length = False
             return
         self.is_response_complete = True

@@ -41,7 +41,7 @@ class UpstreamPool:
         """
         idle = self._idle.get(url)
         while idle:
-            connection = idle.pop()
+            connection = idle.pop()  # the one that was kept last, so that the others grow old
             # The loop may not have read yet that the upstream has closed it.
             if connection.is_open:
                 return connection

@@ -132,7 +132,7 @@ class AnswerServer:
         check: Callable[[AskedQuestion], WholeAnswer | None] = lambda _: None,
     ) -> None:
         self._routes = routes
-        self._prefixes = [path for path in routes if path.endswith("/")]
+        self._prefixes = [path for path in routes if path.endswith("/")]  # such a route serves all paths below it
         self._fail = fail
         """Renders a failure of a status and a reason."""
         self._check = check
@@ -153,12 +153,14 @@ class AnswerServer:
         exchange.is_replaceable = True  # anybody may ask: until the answer is sent, the connection may give way
         question = AskedQuestion(exchange)
         head = exchange.head
+        # 1. Refuse all but local programs, if this listener is private, and what `_check` refuses.
         if is_private and not is_from_local_program(head.headers):
             self.refuse(exchange, 403, "ask 127.0.0.1 or localhost by that name, and from no web page")
             return None
         if (refusal := self._check(question)) is not None:
             self._respond(exchange, refusal)
             return None
+        # 2. The route of path and method; `name` is the rest of the path behind a prefix.
         found = self._find_route(head.path)
         if found is None:
             self.refuse(exchange, 404, "not found")
@@ -200,7 +202,7 @@ class AnswerServer:
         if self.held_bytes + length > limits.held_bytes:
             self.refuse(exchange, 503, "too many large requests at once")
             return None
-        exchange.send_continue()
+        exchange.send_continue()  # asks a client for the body, if it waits for that
         return _WholeBody(self, question, route, limits)
 
     def answer(self, question: AskedQuestion, route: Route) -> AwaitedExchange | None:
@@ -210,7 +212,7 @@ class AnswerServer:
         """
         if inspect.iscoroutinefunction(route.answer):
 
-            async def respond(exchange: AwaitedExchange) -> None:
+            async def respond(exchange: AwaitedExchange) -> None:  # in a task, which the exchange starts at once
                 answer = await route.answer(question)  # type: ignore[misc] # a coroutine function
                 exchange.respond(answer.status, answer.encode_fields(), answer.body)
 
@@ -256,7 +258,7 @@ class _WholeBody(RequestReceiver):
             self._refuse(503, "too many large requests at once")  # it may come later
         elif is_last:
             body = self._pieces
-            self.hang_up()  # the body is no longer being received, so it leaves the budget
+            self.hang_up()  # gives its bytes back to the budget, because it is no longer being received
             self._answer(body)
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:

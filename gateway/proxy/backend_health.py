@@ -60,7 +60,8 @@ class BackendPast:
         self.health = BackendHealth(uid)
         """The suspicion that the backend is sick, if there is one: a reason for the agent to examine the engine."""
         self.under_way: set[AnswerProgress] = set()
-        self._report = report
+        """The answers that have neither ended nor failed yet."""
+        self._report = report  # called with this object when `health` has changed
         self._failures = 0
         """The number of failures in a row."""
         self._first_failure = 0.0
@@ -103,7 +104,7 @@ class BackendPast:
     def note_success(self, progress: AnswerProgress) -> None:
         """Note a complete answer: whatever was suspected, the backend works."""
         if progress not in self.under_way:
-            return
+            return  # this answer was noted already, or is no longer observed
         self.under_way.discard(progress)
         self._longest_pauses.append(progress.longest_pause)
         if self._failures:
@@ -127,6 +128,7 @@ class BackendPast:
         self._last_outcomes.append(outcome)
         if len(self._failed_requests) < _DISTINCT_FAILURES:
             self._failed_requests.add(progress.request_digest)
+        # Three different requests are enough; if they may be alike, as from one client that repeats its own, eight.
         are_enough = len(self._failed_requests) >= _DISTINCT_FAILURES or self._failures >= _FAILURES
         is_streaming = any(answer.has_begun and answer.last_data > self._first_failure for answer in self.under_way)
         if are_enough and not is_streaming:
@@ -157,7 +159,7 @@ class BackendPast:
         A stream whose client does not read is not judged.
         """
         seconds = now - progress.last_data
-        if seconds < SHORTEST_SILENCE_SECONDS or progress.waits_for_client:
+        if seconds < SHORTEST_SILENCE_SECONDS or progress.waits_for_client:  # too short, or not its fault
             return
         longest = max((*self._longest_pauses, progress.longest_pause))
         if seconds > _SUSPICIOUS_FACTOR * longest:

@@ -61,7 +61,7 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
             await _take_over(claimed, claimed.inheritance, listeners, tasks)
         control.take_over([claimed.control.socket])
         log.info("proxy_started", socket=str(claimed.path), pid=os.getpid())
-        handing_over = tasks.create_task(_hand_over(claimed, listeners))
+        handing_over = tasks.create_task(_hand_over(claimed, listeners))  # ends once a newer proxy has accepted
         stopping = tasks.create_task(stop.wait())
         await asyncio.wait({handing_over, stopping}, return_when=asyncio.FIRST_COMPLETED)
 
@@ -69,7 +69,7 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
         if handing_over.done():
             log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts().values()))
             reporting = tasks.create_task(_report_counts(handing_over.result(), listeners))
-            await _close(control)
+            await _close(control)  # the newer proxy serves the control API
             ending = tasks.create_task(listeners.wait_released(_LAST_STREAMS_SECONDS))
             await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
@@ -153,11 +153,11 @@ async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.soc
             continue
         try:
             async with listeners.configuring:
-                claimed.prepare_leaving()
+                claimed.prepare_leaving()  # binds the socket of the time after the hand-over
                 sockets, lock = listeners.sockets(), claimed.lock.fileno()
                 if await asyncio.to_thread(send_inheritance, connection, listeners.config, sockets, lock):
-                    claimed.leave()
-                    listeners.release()
+                    claimed.leave()  # gives up paths and lock
+                    listeners.release()  # stops listening; requests in progress go on
                     return connection
         except (OSError, SocketError) as error:
             log.warning("hand_over_failed", error=str(error))

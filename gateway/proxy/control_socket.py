@@ -97,7 +97,7 @@ class ControlSocket:
         # While this process had the lock, no other could start if the newer proxy crashed.
         self.lock.close()
         try:
-            if self.draining_socket:
+            if self.draining_socket:  # `prepare_leaving` has bound it
                 self.draining_socket.take_name()
         except SocketError as error:
             log.error("leaving_proxy_has_no_name", error=str(error))
@@ -121,18 +121,18 @@ def claim_socket(path: Path, *, take_over: bool = False) -> Iterator[ControlSock
             f"{path.parent} must belong to uid {os.geteuid()} with mode 0700, because tokens pass through it"
         )
     with ExitStack() as stack:
-        inheritance = _inherit(path) if take_over else None
+        inheritance = _inherit(path) if take_over else None  # what the running proxy hands over: its lock, too
         lock_descriptor = inheritance.lock if inheritance else _lock_file(path)
         lock = stack.enter_context(os.fdopen(lock_descriptor, "wb"))
         control = stack.enter_context(closing(NamedSocket(path)))
         hand_over = stack.enter_context(closing(NamedSocket(path.with_name(HAND_OVER_SOCKET))))
         claimed = ControlSocket(control, hand_over, lock, inheritance)
-        if inheritance is None:
+        if inheritance is None:  # else the caller takes the names, once the running proxy has left
             claimed.take_names()
         try:
             yield claimed
         finally:
-            if claimed.draining_socket:
+            if claimed.draining_socket:  # bound for a hand-over to a newer proxy
                 claimed.draining_socket.close()
 
 

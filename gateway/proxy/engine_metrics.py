@@ -67,6 +67,7 @@ class EngineScraper:
         self.service = service
         self._pool = pool
         self._url = url
+        # The bytes of a GET of its metrics, and the prefixes of the names that these may have.
         self._request = _REQUEST % (engine.path.encode(), url.removeprefix("http://").encode())
         self._prefixes = tuple(prefix.encode() for prefix in engine.prefixes)
         self._clock = clock
@@ -81,7 +82,7 @@ class EngineScraper:
         """Return the series of the engine, at most `REUSE_SECONDS` old."""
         if self._reading is None or (self._reading.done() and self._clock() - self._read_at >= REUSE_SECONDS):
             self._reading = asyncio.get_running_loop().create_task(self._read_series())
-        # A client that hangs up ends only its own wait.
+        # Shielded, because other scrapes may wait for it: a client that hangs up ends only its own wait.
         return await asyncio.shield(self._reading)
 
     async def _read_series(self) -> EngineSeries:
@@ -102,7 +103,7 @@ class EngineScraper:
 
     async def _read_answer(self) -> "_AnswerReader":
         """Ask the engine; return the part of its answer that can be used, with the problem if there was one."""
-        answer = _AnswerReader()
+        answer = _AnswerReader()  # the receiver of the answer, which keeps its body and its first problem
         try:
             async with asyncio.timeout(SCRAPE_SECONDS):
                 connection = await self._pool.connect(self._url)
@@ -110,6 +111,7 @@ class EngineScraper:
                     connection.send(self._request, (), answer)
                     await answer.wait()
                 finally:
+                    # A problem of the answer, the time-out or a cancellation may have ended the wait.
                     if not answer.has_connection_ended:
                         connection.abort()
         except NotAcceptedError as error:
@@ -222,6 +224,7 @@ class PodReports:
         """
         self._running_answers += 1
         try:
+            # `_TOO_MANY` has no series, only a problem.
             engine = await scraper.scrape() if self._running_answers <= MOST_ANSWERS else _TOO_MANY
             engine_up = metrics.render_engine_up(scraper.service, is_up=not engine.problem)
             text = metrics.render_metrics(self._services) + engine_up + engine.text

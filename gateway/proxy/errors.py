@@ -44,6 +44,10 @@ class RequestError(Exception):
         *,
         param: str | None = None,
     ) -> None:
+        """Render the body in OpenAI's form, whose `code` names the error, and `param` the field at fault, if any.
+
+        Its type follows from the status: `_TYPES` has statuses with one of their own.
+        """
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
@@ -193,9 +197,10 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
         engine: the name of the engine, whose table of known errors may state another status for the client.
     """
     message, kind, code, param = read_error(body)
+    # The status for the client, by the table of errors that are known of this engine.
     client_status = judge_error(find_runtime(engine).errors, status, message).status
     if client_status < HTTPStatus.INTERNAL_SERVER_ERROR and kind == "server_error":
-        kind = ""  # llama.cpp's word for a mistake of the client
+        kind = ""  # llama.cpp's word for some mistakes of the client, which must not become the code
 
     # 1. Status and message: some answers of an engine would mislead its client.
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

@@ -98,7 +98,7 @@ class _KeptLines:
         name, labels, value = sample.groups()
         if not self._is_from_engine(name) or not _is_in_range(value) or (labels and not _are_valid_labels(labels)):
             return
-        self._names_with_type.add(name)
+        self._names_with_type.add(name)  # a TYPE line behind a sample of its name is dropped
         self._append(name, line)
 
     def drop_last_family(self) -> None:

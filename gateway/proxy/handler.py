@@ -17,7 +17,11 @@ def handle_requests(router: Router, shared: SharedResources, pod: PodReports | N
     """Return the handling of the requests to the listener of `router`; `pod` is given for the listener of a pod."""
 
     def begin(exchange: Exchange) -> InferenceRequest | AwaitedExchange | None:
-        """Begin the work on a request; return its receiver, or None if the response was sent."""
+        """Begin the work on a request; return its receiver, or None if the response was sent.
+
+        The connection calls it when the head has come. `router` has the services and tokens of this listener, and `pod`
+        the reports of a pod's proxy; None: this is the proxy of a host.
+        """
         head = exchange.head
         try:
             if head.method == "POST" and (inference := read_inference_head(head, router.tokens)):
@@ -52,7 +56,7 @@ def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) ->
         _report_service(exchange, serves=not pod.engine_hangs())
         return None
     authorize(exchange.head.headers, router.tokens)
-    if path in paths.INFERENCE:
+    if path in paths.INFERENCE:  # a POST to it does not come here
         raise errors.method_not_allowed(method, path, "POST")
     if path == paths.METRICS and method == "GET" and pod:
         return pod.begin_metrics(exchange)

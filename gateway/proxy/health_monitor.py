@@ -34,7 +34,7 @@ class HealthMonitor:
         for uid in {*previous, *self._backends}:
             before, after = previous.get(uid), self._backends.get(uid)
             # The agent drains a suspect backend while it examines it: its past stays until it takes requests again.
-            begins_to_drain = before and after == structs.replace(before, draining=True)
+            begins_to_drain = before and after == structs.replace(before, draining=True)  # nothing else has changed
             if before != after and not begins_to_drain:
                 self.clear(uid)
         self._pasts = {uid: self._pasts.get(uid) or BackendPast(uid, self._report) for uid in self._backends}
@@ -46,7 +46,7 @@ class HealthMonitor:
             return False
         self._pasts[uid] = BackendPast(uid, self._report)
         if past.health.suspect:
-            self._report(self._pasts[uid])
+            self._report(self._pasts[uid])  # the new past, which suspects nothing
         return True
 
     def observe_backend(self, uid: str) -> BackendPast:

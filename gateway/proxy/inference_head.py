@@ -46,6 +46,7 @@ def read_inference_head(head: RequestHead, tokens: tuple[str, ...] | None) -> In
     if encoding := head.headers.get("Content-Encoding"):
         raise errors.unsupported_encoding(encoding)
     request_id = head.headers.get(REQUEST_ID)
+    # `forwarded` has no end: the sender adds the fields that differ by backend and request, and the empty line.
     return InferenceHead(
         route=route,
         request_id=request_id if _VALID_REQUEST_ID.fullmatch(request_id) else "",

@@ -60,6 +60,7 @@ class InferenceRequest:
     """The receiver of a request's body, of a slot in the queue, and of the response. Raises RequestError."""
 
     def __init__(self, exchange: Exchange, head: InferenceHead, router: Router, shared: SharedResources) -> None:
+        """Begin with the head alone; the connection then calls `take_body`. Raises RequestError: it is too large."""
         if (exchange.content_length or 0) > BODY_LIMIT_BYTES:
             raise errors.request_too_large(BODY_LIMIT_BYTES)
         self.arrived = time.monotonic()
@@ -88,7 +89,7 @@ class InferenceRequest:
         self._service: Service | None = None
         """The service that the body names; None before it is read, and when the request is recorded."""
         self._phase_began = self.arrived
-        """The time at which it began to wait in the queue or, later, got its slot."""
+        """The time at which it began to wait in the queue or, later, got its slot: a backend works on it."""
         self._upstream: UpstreamRequest | None = None
         """The request to a backend, one of whose slots it holds."""
         self._tried_uids: list[str] = []
@@ -125,7 +126,7 @@ class InferenceRequest:
                     self._content = bytearray(self._content)
                 self._content += piece
             if is_last:
-                self._reserve(count_copied_bytes(self._content))  # the memory beside its content
+                self._reserve(count_copied_bytes(self._content))  # reading it takes memory beside its content
                 if body := read_short_body(self._content):
                     self._send_or_enqueue(body)
                 else:
@@ -169,8 +170,8 @@ class InferenceRequest:
         """
         self.body = body
         service = self._service = self._router.find_service(body.model)
-        service.begin_request(self)
-        check_engines(body.schema_demand, service.config)
+        service.begin_request(self)  # counts it as running
+        check_engines(body.schema_demand, service.config)  # raises if its schemas would make an engine crash
         self._phase_began = time.monotonic()
         if backend := service.queue.take_free_slot():
             self.take_slot(backend)
@@ -191,7 +192,7 @@ class InferenceRequest:
         """Send the request to a backend that has a free slot."""
         now = time.monotonic()
         self.queued_seconds, self._phase_began = now - self._phase_began, now
-        if service := self._service:
+        if service := self._service:  # not None: its body was read, and it has not ended
             self._send_to(backend, service)
             service.metrics.queue_seconds.observe(self.queued_seconds)
 
@@ -217,10 +218,10 @@ class InferenceRequest:
         log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
         self._tried_uids.append(backend.uid)
         self._upstream = None
-        self._shared.in_flight.end(backend.uid)
+        self._shared.in_flight.end(backend.uid)  # frees the slot of this backend; `queue` goes on counting the request
         if other_backend := service.take_other_backend(self._tried_uids):
             self._send_to(other_backend, service)
-        else:
+        else:  # it holds no slot any more
             service.queue.finish_request(time.monotonic() - self._phase_began)
             self.send_error(self._build_no_backend_error(service))
 
@@ -261,6 +262,7 @@ class InferenceRequest:
         """
         exchange = self.exchange
         if exchange.started:
+            # First, because `end` forgets the request to the backend.
             rendered = self._upstream.render_error(error) if self._upstream else b""
             self.end()
             if rendered:  # empty if the form of the response has no place for an error
@@ -296,8 +298,8 @@ class InferenceRequest:
         service, upstream = self._service, self._upstream
         if service is None:
             return
-        self._service = None
-        if upstream:
+        self._service = None  # so that another call does nothing more
+        if upstream:  # it holds a slot, which is given back here
             upstream.forget_answer()
             self._shared.in_flight.end(upstream.backend.uid)
             service.queue.finish_request(time.monotonic() - self._phase_began)  # the time in the slot

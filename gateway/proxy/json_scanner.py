@@ -57,7 +57,10 @@ class JsonScanner:
         self._value_count = 0
         """The strings, objects and arrays so far, whose number is limited."""
         self._work_since_pause = 0
-        """The work since the last yield, in bytes of text that an expression reads."""
+        """The work since the last yield, in bytes of text that an expression reads.
+
+        Once it is `_PIECE_BYTES`, the method at work yields, so that other requests run.
+        """
 
     def peek(self) -> int:
         """Return the next byte. Raises InvalidJsonError at the end of the text."""
@@ -69,11 +72,12 @@ class JsonScanner:
         """Skip white space; where there is much of it, pause after each piece."""
         while True:
             start = self.position
+            # The end of the blanks, or of this piece of work.
             self.position = _match_end(_BLANKS, self.text, start, start + _PIECE_BYTES)
             if self.position < start + _PIECE_BYTES:
                 return
             if self._count_work(self.position - start):
-                yield
+                yield  # here other requests run
 
     def expect_end(self) -> PausingWork:
         """Expect nothing but white space up to the end of the text."""
@@ -111,6 +115,7 @@ class JsonScanner:
         """
         open_arrays = 0
         while True:
+            # To the next bracket, or to a string that is too long for it; the first one is the array's own `[`.
             yield from self._skip_to_bracket()
             byte = self.peek()
             if byte == _BRACE_OPENS:
@@ -167,11 +172,15 @@ class JsonScanner:
         Up to the first backslash the end is found by a search, which is much faster than an expression. From a
         backslash on, an expression is needed: only it can tell an escaped quotation mark from the end.
         """
+        # 1. Search for the quotation mark, and for a backslash before it, in 16 times as many bytes as an expression
+        # may read at once: a search is that much faster.
         text, start = self.text, self.position
         stop = min(start + _FOUND_BYTES_PER_COST * _PIECE_BYTES, len(text))
         quote = text.find(b'"', start, stop)
         plain_end = stop if quote < 0 else quote
         backslash = text.find(b"\\", start, plain_end)
+
+        # 2. Move on, from a backslash by an expression; count the searched bytes for a sixteenth of the work.
         if backslash >= 0:
             self.position = _match_end(_CHARACTERS, text, backslash, backslash + _PIECE_BYTES)
             work_bytes = self.position - start
@@ -181,6 +190,8 @@ class JsonScanner:
         if self.position == start and text[start : start + 1] != b'"':  # nothing was skipped, and this is not the end
             raise InvalidJsonError("it ends within a string")
         self._count_work(work_bytes)
+
+        # 3. Is this the end, or only that of the piece?
         if text[self.position : self.position + 1] == b'"':
             self.position += 1
             return True
@@ -193,13 +204,14 @@ class JsonScanner:
         """
         while True:
             start = self.position
+            # `_FLAT` takes complete strings, and all else but brackets.
             self.position = _match_end(_FLAT, self.text, start, start + _PIECE_BYTES)
             pause = self._count_work(self.position - start + _VALUE_COST_BYTES)
             if self.position >= len(self.text):
                 raise InvalidJsonError("it ends within an object or an array")
             if pause:
                 yield
-            if self.text[self.position] in b'"[]{}':
+            if self.text[self.position] in b'"[]{}':  # else only this piece of work has ended
                 return
 
     def _skip_brackets(self) -> PausingWork:

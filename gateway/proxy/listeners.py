@@ -76,6 +76,7 @@ class Listeners:
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
+        # The configuration, and what was made of it.
         self.config = ProxyConfig()
         self._addresses: dict[str, ListenAddress] = {}
         """The address of each listener of `config`, by its name."""
@@ -116,7 +117,7 @@ class Listeners:
         async with self.configuring:
             self._configure_services(config)
             for name, address in _listen_addresses(config).items():
-                if name in sockets:
+                if name in sockets:  # one that the proxy before could not bind waits for the next `configure`
                     self._bound[name] = self._create_listener(name, address)
                     self._bound[name].take_over(sockets[name])
 
@@ -139,7 +140,7 @@ class Listeners:
         """Stop listening, refuse requests in queues, give running ones `timeout_seconds`, then break them off."""
         async with self.configuring:
             self._draining = True
-            await self._apply(ProxyConfig())
+            await self._apply(ProxyConfig())  # without services: unbinds all listeners, and refuses what waits
         await self._end_requests(timeout_seconds)
 
     async def finish(self, timeout_seconds: float) -> None:
@@ -152,7 +153,7 @@ class Listeners:
 
     async def _end_requests(self, timeout_seconds: float) -> None:
         """Wait for the requests of listeners that are unbound, and break off those that are late."""
-        if not self._finishing:
+        if not self._finishing:  # no listener that is unbound has a request left
             return
         _, late = await asyncio.wait(self._finishing, timeout=timeout_seconds)
         if late:
@@ -189,7 +190,7 @@ class Listeners:
             backend.uid: self.services[service.name] for service in config.services for backend in service.backends
         }
         backends = [backend for service in config.services for backend in service.backends]
-        self.in_flight.forget_others({backend.uid for backend in backends})
+        self.in_flight.forget_others({backend.uid for backend in backends})  # when their last requests ended
         self.health.configure(backends)
 
     def _admit_waiting(self, uid: str) -> None:
@@ -216,7 +217,10 @@ class Listeners:
         return HttpListener(handling, self._table, self._times, self._load_tls_context(address.tls))
 
     def _unbind(self, name: str, *, close_idle: bool = True) -> None:
-        """Stop listening at once; a task waits until the last request of the listener has ended."""
+        """Stop listening at once; a task waits until the last request of the listener has ended.
+
+        Without `close_idle`, a connection that has no request may send one more.
+        """
         listener = self._bound.pop(name)
         log.info("listener_unbound", service=name or "router", port=listener.port)
         listener.unbind(close_idle=close_idle)

@@ -17,7 +17,7 @@ class InFlight:
     """The number of requests in flight, by backend uid; `on_end` is called with the uid when one has ended."""
 
     def __init__(self, on_end: Callable[[str], None]) -> None:
-        self._on_end = on_end
+        self._on_end = on_end  # its slot is free: a request that waits may get it
         self._counts: dict[str, int] = {}
         """The requests in flight by backend, those of an older proxy included; a backend without any has no entry."""
         self._idle_events: dict[str, asyncio.Event] = {}
@@ -25,7 +25,9 @@ class InFlight:
         self._next_begin: asyncio.Event | None = None
         """Set with the next request to any backend; None: nothing waits for that."""
         self._last_ended_at: dict[str, float] = {}
+        """By backend: the time at which its last request ended."""
         self._counts_elsewhere: Counter[str] = Counter()
+        """The part of the counts that are of an older proxy, as `count_elsewhere` got them last."""
 
     def counts(self) -> Mapping[str, int]:
         """Return the number of requests in flight by backend, without backends that have none."""
@@ -48,7 +50,7 @@ class InFlight:
             self._last_ended_at[uid] = time.monotonic()
             if uid in self._idle_events:
                 self._idle_events.pop(uid).set()
-        self._on_end(uid)
+        self._on_end(uid)  # gives the free slot to a request that waits
 
     def count_elsewhere(self, counts: Mapping[str, int]) -> None:
         """Count the requests that another proxy has in flight to the same backends as if they were of this one.
@@ -99,6 +101,7 @@ def pick_backend(
         if backend.draining or backend.uid in tried:
             continue
         requests = in_flight.get(backend.uid, 0)
+        # A backend without a stated concurrency always has a free slot.
         if only_free and backend.concurrency and requests >= backend.concurrency:
             continue
         if requests < fewest:

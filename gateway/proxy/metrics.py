@@ -103,10 +103,10 @@ def render_metrics(services: Mapping[str, "Service"]) -> bytes:
     ]
     lines = _family_lines("requests_total", _REQUESTS, "counter", requests)
     lines += _family_lines("errors_total", _ERRORS, "counter", failures)
-    for attribute, (name, description) in _COUNTERS.items():
+    for attribute, (name, description) in _COUNTERS.items():  # by attribute of `ServiceMetrics`
         samples = [(labels, getattr(metrics, attribute)) for labels, metrics in counts]
         lines += _family_lines(name, description, "counter", samples)
-    for attribute, (name, description) in _HISTOGRAMS.items():
+    for attribute, (name, description) in _HISTOGRAMS.items():  # by attribute, too
         lines += _family_lines(name, description, "histogram", ())
         for labels, metrics in counts:
             histogram: DurationHistogram = getattr(metrics, attribute)

@@ -112,8 +112,9 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
         log.info("pod_proxy_started", service=options.service, port=state.port, engine_port=options.engine_port)
         error: BaseException | None
         if state.error:
-            error = PodProxyError(f"{state.error}: give a free --port")
+            error = PodProxyError(f"{state.error}: give a free --port")  # nothing listens
         else:
+            # `_follow` never returns: it ends by an error of the preparation, or is cancelled here.
             following = asyncio.ensure_future(_follow(options, listeners, tokens, engine, prepare))
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -175,6 +176,7 @@ async def _follow(
             if config != applied_config:
                 applied_config = config
                 await listeners.configure(config)
+            # The end of the preparation ends the pause, so that the first request need not wait for it.
             if preparing.done():
                 await asyncio.sleep(CHECK_SECONDS)
             else:
@@ -229,8 +231,8 @@ class EngineCheck:
         self, hang_seconds: float = HANG_SECONDS, loading_seconds: float = math.inf, *, has_pulse: bool = False
     ) -> None:
         self.hangs = False
-        """True if only a restart helps: it was healthy, and has shown no sign of life for `hang_seconds`, or it has
-        not been healthy for `loading_seconds`, and the kubelet cannot have restarted it since."""
+        """True if only a restart helps: it was healthy, and has shown no sign of life for `hang_seconds`; or it has
+        loaded for `loading_seconds`. The latter for `REPORT_SECONDS`, in which the kubelet restarts it."""
         self._failures = _FAILED_CHECKS
         """Failed checks in a row; from `_FAILED_CHECKS` on, as before the first check, the engine is not healthy."""
         self._hang_seconds = hang_seconds
@@ -272,7 +274,7 @@ class EngineCheck:
             in_flight: a request is in flight.
         """
         # 1. Failures in a row decide whether it is healthy.
-        is_conclusive = answer is not None or not in_flight
+        is_conclusive = answer is not None or not in_flight  # beside a request, silence says nothing
         if is_conclusive:
             self._failures = 0 if answer else self._failures + 1
 
@@ -282,9 +284,9 @@ class EngineCheck:
         if answer is False:
             self._last_sign_of_life = None  # it starts, for the first time or again
         elif self._last_sign_of_life is None:
-            if answer:
+            if answer:  # the first healthy answer after a start
                 self._last_sign_of_life = now
-        elif has_progress or (answer and not self._has_pulse):
+        elif has_progress or (answer and not self._has_pulse):  # with a pulse, to be healthy is not enough
             self._last_sign_of_life = now
 
         # 3. It hangs after a long silence, or a long start.
@@ -306,11 +308,11 @@ class EngineCheck:
         overdue_seconds = now - self._loading_began - self._loading_seconds
         if overdue_seconds >= REPORT_SECONDS:
             self._loading_began = now
-        return 0 <= overdue_seconds < REPORT_SECONDS
+        return 0 <= overdue_seconds < REPORT_SECONDS  # from REPORT_SECONDS on, it may have been restarted
 
 
 async def ask_health(port: int, path: str, timeout_seconds: float = HEALTH_SECONDS) -> bool | None:
-    """Return whether the engine at a port of this pod is healthy, or None if it does not answer in time."""
+    """Return whether the engine at a port of this pod is healthy (status 200 to 399); None: no answer came in time."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -333,8 +335,9 @@ class MountedToken:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.previous: str | None = None
+        """The token before this one; None: there was none."""
         self.previous_until = 0.0
-        """In seconds since 1970."""
+        """The time until which it is valid, too, in seconds since 1970."""
         self.token = self._read()
 
     def reload(self) -> None:

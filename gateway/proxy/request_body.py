@@ -67,7 +67,7 @@ class RequestBody:
         self.content = content
         self.model = model
         self.schema_demand = schema_demand
-        self.streams = isinstance(other_fields, dict) and other_fields.get(_STREAM) == _TRUE
+        self.streams = isinstance(other_fields, dict) and other_fields.get(_STREAM) == _TRUE  # the JSON text `true`
         """The client wants a stream; of a body that was scanned, this is not known."""
         self._other_fields = other_fields
         """The part that an engine may get beside the model: decoded fields, or pieces of the text of a scanned body."""
@@ -84,7 +84,7 @@ class RequestBody:
             return [self.content]
         name = self.model if model is None else model
         fields = self._other_fields
-        if isinstance(fields, dict):
+        if isinstance(fields, dict):  # of a short body; a scanned one has pieces of its text
             return [_encode(fields if name is None else {_MODEL: name, **fields})]
         if name is not None:
             fields = [b'"model":' + msgspec.json.encode(name), *fields]
@@ -154,6 +154,7 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
             content.decode()  # raises if the text is not UTF-8
         fields = _fields.decode(content)
         field_count = len(fields)
+        # Popped, so that `fields` are those beside the model.
         model = _model_name.decode(fields.pop(_MODEL)) if _MODEL in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_an_object(str(error)) from error
@@ -165,7 +166,7 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
         name = key.casefold()
         if name in SCHEMA_FIELDS:
             schemas.read_field(name, bytes(fields[key]))
-            continue
+            continue  # it stays in the fields
         del fields[key]  # another spelling of `model`, or a field that loads weights
         if name != _MODEL:
             loads_weights = True
@@ -188,7 +189,7 @@ def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
         yield from scanner.expect_end()
     except InvalidJsonError as error:
         raise _not_an_object(str(error)) from error
-    view = memoryview(content)
+    view = memoryview(content)  # its slices share the content's memory
     other_fields: Pieces = [view[start:end] for start, end in fields.other_ranges]
     demand = fields.schemas.demand
     return RequestBody(content, fields.model, other_fields, loads_weights=fields.loads_weights, schema_demand=demand)
@@ -233,8 +234,8 @@ class _FieldReader:
         yield from self._media.read_field(lowered)
         if lowered in SCHEMA_FIELDS:
             self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.position]))
-        if self._last_was_kept:
-            start, _ = self.other_ranges.pop()  # extended by this field
+        if self._last_was_kept:  # nothing that is left out lies between that field and this one: one range has both
+            start, _ = self.other_ranges.pop()
         self.other_ranges.append((start, scanner.position))
         self._last_was_kept = True
 

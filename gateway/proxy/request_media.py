@@ -34,7 +34,7 @@ def may_have_media(content: bytes | bytearray) -> bool:
     A key of media could be written with escaped letters, such as an `i` as u0069, so these count as well.
     """
     find = content.find
-    for mark in _MARKS:
+    for mark in _MARKS:  # one of them is in every request with media, unless it is escaped
         if find(mark) >= 0:
             return True
     return find(rb"\u00") >= 0 and _ESCAPED_LETTER.search(content) is not None
@@ -89,9 +89,9 @@ class MediaReader:
             yield from self._read_parts()
         elif name not in _MEDIA:
             yield from self._scanner.skip_value()
-        elif self._scanner.peek() == ord("{"):
+        elif self._scanner.peek() == ord("{"):  # a medium that is an object, such as `{"url": "data:..."}`
             yield from self._scanner.read_object(lambda inner, _: self._read_media(name, inner.lower()))
-        else:
+        else:  # a medium that is a text
             yield from self._read_media(name, name)
 
     def _read_media(self, medium: str, name: str) -> PausingWork:
@@ -110,6 +110,7 @@ class MediaReader:
             yield from scanner.skip_value()
             return
         yield from scanner.skip_string()
+        # The first bytes of the text, with escaped letters decoded: enough to see the scheme of a URL.
         begin_end = min(start + _START_BYTES, scanner.position - 1)  # before the closing quotation mark
         begin = _ESCAPE.sub(_unescape, bytes(scanner.text[start:begin_end]))
         if name.endswith(("url", "uri")):

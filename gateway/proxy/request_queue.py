@@ -32,7 +32,7 @@ class RequestQueue:
         self.limit = limit
         self.in_flight = 0
         """The requests that hold a slot of a backend: the right to be one of those that it works on."""
-        self._take_slot = take_slot
+        self._take_slot = take_slot  # takes a free slot of one of the backends; None: there is none
         self._waiting: deque[InferenceRequest] = deque()
         self._mean_seconds = 0.0
         """The mean time for which requests held their slots, the latest ones counting most; 0: none has ended."""

@@ -115,14 +115,15 @@ class SchemaReader:
             count += 1
             if count > MOST_OBJECTS:
                 raise errors.invalid_schema(field, f"it has more than {MOST_OBJECTS} objects and arrays")
-            if isinstance(node, str) and key in _TEXTS:
+            if isinstance(node, str) and key in _TEXTS:  # a pattern or a grammar
                 if key == _PATTERN and field not in _TOOLS:
                     self.demand = self.demand._replace(has_pattern=True)
                 self._read_text(field, node)
             elif isinstance(node, list):
                 pending += ((key, item, root) for item in node if isinstance(item, dict | list))
             elif isinstance(node, dict):
-                # A field `json_schema` is the schema itself, or (in OpenAI's API) has it in its field `schema`.
+                # `_ROOTS` are keys whose value is a whole schema. A field `json_schema` is the schema itself, or (in
+                # OpenAI's API) has it in its field `schema`, which is the root then.
                 has_inner_schema = key == "json_schema" and "schema" in node
                 if root is None and key in _ROOTS and not has_inner_schema:
                     root = node
@@ -139,7 +140,7 @@ class SchemaReader:
         1. `minItems` and `maxItems`, and those of lengths: a grammar repeats an item or a character so often.
         2. `minimum` and `maximum`: an open end beside a very large number is what llama.cpp cannot count.
         """
-        for names in _BOUNDS:
+        for names in _BOUNDS:  # the names of the least and of the most
             least, most = (schema.get(name) for name in names)
             bounds = [bound for bound in (least, most) if isinstance(bound, _NUMBERS)]
             if not bounds:
@@ -149,6 +150,7 @@ class SchemaReader:
                 problem = f"{names[0]} is above {names[1]}, or one of them is below 0 or above {_LARGEST_BOUND}"
                 raise errors.invalid_schema(field, problem)
             self._count_repetitions(field, int(max(bounds)), _WORK_OF_A_REPETITION)
+        # The values of minimum and exclusiveMinimum, and those of maximum and exclusiveMaximum.
         lower, upper = (
             [schema[name] for name in names if isinstance(schema.get(name), _NUMBERS)] for names in (_LOWER, _UPPER)
         )
@@ -171,16 +173,16 @@ class SchemaReader:
             sign = match[0]
             if number > MOST_OBJECTS:
                 raise errors.invalid_schema(field, f"it has more than {MOST_OBJECTS} brackets and repetitions")
-            if sign[0] in "*+?":
+            if sign[0] in "*+?":  # the expression finds these only if there are 17 or more
                 raise errors.invalid_schema(field, "it has many signs of repetition in a row")
             if sign == "(":
                 group_products.append(1)
-            elif sign == ")":
+            elif sign == ")":  # a repetition behind it repeats all in the group
                 product = group_products.pop()
                 group_products = group_products or [1]  # more groups are closed than open
             elif sign[0] == "{":
                 repetitions = self._read_repetition(field, sign[1:-1])
-                repeats_previous = not text[previous_end : match.start()].strip()
+                repeats_previous = not text[previous_end : match.start()].strip()  # only blanks lie between
                 product = repetitions * (product if repeats_previous else 1)
                 self._count_repetitions(
                     field, repetitions, _WORK_OF_A_REPETITION + _measure_symbol(text, match.start())
@@ -193,6 +195,7 @@ class SchemaReader:
 
     def _read_repetition(self, field: str, counts: str) -> int:
         """Return the largest count of a repetition; one that is not stated counts as 0. Raises RequestError."""
+        # `counts` is what stands in the braces: `2`, `2,` or `2,5`, perhaps with comments of a grammar.
         least_text, comma, most_text = (_COMMENT.sub("", part) for part in counts.partition(","))
         least, most = _read_count(least_text) or 0, _read_count(most_text)
         if comma and most is not None and least > most:
@@ -236,7 +239,7 @@ def _check_choices(field: str, schema: dict[str, Any], root: Any, finished: set[
 
     An empty choice is allowed in tools: some engines take their schemas for examples only. Raises RequestError.
     """
-    types = schema.get("type")
+    types = schema.get("type")  # one type, or a list of the types that an answer may have
     if field not in _TOOLS and any(schema.get(name) == [] for name in _CHOICES):
         raise errors.invalid_schema(field, f"it leaves no choice: one of {', '.join(_CHOICES)} is empty")
     names = [name for name in types if isinstance(name, str)] if isinstance(types, list) else []
@@ -253,6 +256,7 @@ def _read_count(part: str) -> int | None:
     match = _COUNT.match(part)
     if match is None or not match[1]:
         return None
+    # 18 digits are beyond all limits here; a number of thousands of digits would raise.
     return int(match[1].lstrip("0")[:_LONGEST_COUNT] or "0")
 
 
@@ -263,9 +267,10 @@ def _measure_symbol(text: str, end: int) -> int:
     """
     while end and text[end - 1].isspace():
         end -= 1
-    opening = _SYMBOL_BEGINS.get(text[end - 1 : end])
+    opening = _SYMBOL_BEGINS.get(text[end - 1 : end])  # by its last sign: of a quotation mark the same, of `]` the `[`
     if opening is None:
         return 1
+    # Searched for in the last 4096 signs only, without the closing one.
     opening_at = text.rfind(opening, max(0, end - _LONGEST_SYMBOL), end - 1)
     return len(text) if opening_at < 0 else end - opening_at  # without an opening, the size is at most that of the text
 
@@ -292,7 +297,7 @@ def _leads_to_itself(schema: Any, root: Any, path: set[int], finished: set[int])
         choices = schema.get(name)
         followed += choices if isinstance(choices, list) else []
     leads = any(_leads_to_itself(choice, root, path, finished) for choice in followed)
-    path.discard(id(schema))
+    path.discard(id(schema))  # two ways to one schema are no loop; only a way back to one above is
     finished.add(id(schema))
     return leads
 

@@ -158,7 +158,7 @@ class TokenStream(ResponseBody):
         """The last events that were counted; with them an engine says that it has failed, or that all has come."""
         self._model = model
         # The field `model` with its value: as the client gets it, and as the engine most likely sends it, which is
-        # empty if that is not known. One is replaced by the other.
+        # empty if that is not known. `_rewrite` replaces the second by the first.
         self._client_field, self._engine_field = _model_fields(model, engine_model)
         self._held_back = bytearray()
         """The incomplete line; the beginning of a long one has been passed on."""
@@ -193,10 +193,10 @@ class TokenStream(ResponseBody):
             self._held_back += chunk
             return b""
         if self._held_back:
-            if end:
+            if end:  # the held bytes go before the chunk, so its end moves
                 end += len(self._held_back)
             chunk = self._take_held() + chunk
-        if len(chunk) - end > LONGEST_LINE_BYTES:
+        if len(chunk) - end > LONGEST_LINE_BYTES:  # too much of an incomplete line to hold it back
             end = _find_complete_end(chunk)
         if end < len(chunk):
             self._held_back += chunk[end:]
@@ -210,7 +210,7 @@ class TokenStream(ResponseBody):
         return nothing: half a line is no event.
         """
         self._count_tokens()
-        complete_events = self._last_events
+        complete_events = self._last_events  # put back below if the line that is left is half a line
         last_line = self._rewrite(self._take_held()) if self._held_back else b""
         self._count_tokens()
         end = self._read_end(self._last_events)
@@ -261,7 +261,7 @@ class TokenStream(ResponseBody):
         self._uncounted.append(lines)
         if self._engine_field:
             lines = lines.replace(self._engine_field, self._client_field)
-        if lines.count(b'"model"') == lines.count(self._client_field):
+        if lines.count(b'"model"') == lines.count(self._client_field):  # each field `model` is the client's
             return lines
         name = msgspec.json.encode(self._model)
         if match := _MODEL.search(lines):
@@ -300,12 +300,12 @@ class LongJsonResponse:
 
         A report of tokens may be found twice, here and with the next piece; it replaces the count, so nothing is added.
         """
-        seen = self._seen_end + piece
+        seen = self._seen_end + piece  # also what was passed on already: a report may lie in two pieces
         if b'"usage"' in seen:
             for usage in _USAGE.finditer(seen):
                 _take_over_counts(self.tokens, b'{"usage":%b}' % usage[1])
         self._seen_end = seen[-_LONGEST_USAGE_BYTES:]
-        piece = self._held_back + piece
+        piece = self._held_back + piece  # the begin of a field `model` that the piece before cut
         end = _find_complete_end(piece)
         self._held_back = piece[end:]
         return _rename_model(piece[:end], self._name)
@@ -347,7 +347,7 @@ class JsonResponse(ResponseBody):
         """Take a piece from the engine and return what goes to the client now."""
         if self._long_response:
             return self._long_response.feed(piece)
-        if not self._held_back and piece.isspace():
+        if not self._held_back and piece.isspace():  # blanks before the object are passed on at once
             return piece
         self._held_back += piece
         if len(self._held_back) <= SHORT_JSON_BYTES:
@@ -409,7 +409,7 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
 
     # Decoded apart from the rest, so that another field of an odd type hides no counts.
     tokens = TokenCount()
-    if bytes(response.usage) not in _NOT_GIVEN:
+    if bytes(response.usage) not in _NOT_GIVEN:  # it is there, and not null
         _take_over_counts(tokens, b'{"usage":%b}' % response.usage)
     elif response.timings:
         _take_over_counts(tokens, b'{"timings":%b}' % response.timings)
@@ -417,6 +417,7 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     if response.model:
         body = _replace_model(body, bytes(response.model), msgspec.json.encode(model))
 
+    # Each API has its answer in one of these fields.
     contents = (response.choices, response.data, response.results, response.output, response.content)
     is_error = bytes(response.error) not in _NOT_GIVEN and not any(contents)
     end = judge_error_in_body(response.error) if is_error else ResponseEnd.COMPLETE

@@ -143,7 +143,7 @@ def read_stream_end(tail: bytes, route: str) -> StreamEnd:
     if mark is None or mark.pattern.search(tail, len(tail) - _MARK_BYTES) or mark.pattern.search(tail):
         return StreamEnd(ResponseEnd.COMPLETE)
     reasons = mark.reasons.findall(tail)
-    if reasons and reasons[-1] == b'"':  # the model has said why it stopped
+    if reasons and reasons[-1] == b'"':  # a text and not null: the model has said why it stopped
         return StreamEnd(ResponseEnd.COMPLETE, missing_mark=mark.event)
     return StreamEnd(ResponseEnd.CUT_OFF)
 

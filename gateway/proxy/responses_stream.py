@@ -85,6 +85,7 @@ class ResponsesStream(TokenStream):
             if len(line) <= LONGEST_LINE_BYTES:
                 return line
             # The first piece of an event that is too long to be held back: only its name is known, by an earlier line.
+            # UNSET as its number makes `_complete_event` add one; else it is taken to have the next one.
             number = UNSET if self._lacks_numbers else self._next_number
             event = _Event(type=self._event_name.decode(errors="replace"), sequence_number=number)
         return self._complete_event(event, line) if event.type.startswith("response.") else line
@@ -120,7 +121,7 @@ class ResponsesStream(TokenStream):
         item_id = ((event.item.id or event.item.call_id) if event.item else event.item_id) or ""
         place = self._item_places.get(item_id)
         if place is None:
-            # An event of an item that was not added belongs to the last one.
+            # An event that has its item adds it; another one of an unknown item belongs to the last one.
             place = len(self._item_places) if event.item else max(0, len(self._item_places) - 1)
             if event.item and place < _MOST_ITEMS:
                 self._item_places[item_id] = place

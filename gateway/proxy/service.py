@@ -43,7 +43,7 @@ class Service:
         self._running: set[InferenceRequest] = set()
         """Requests that wait in the queue or are being answered."""
         self._lone_request: InferenceRequest | None = None
-        """The request that has had the service to itself since it came."""
+        """The request that has had the service to itself since it came; None: no running one has."""
 
     def update(self, config: ServiceListener) -> None:
         """Apply `config` from the next decision on; refuse the waiting requests if no backend is left."""
@@ -101,7 +101,7 @@ class Service:
         if is_lone:
             self._lone_request = None
         seconds = time.monotonic() - request.arrived
-        tokens = request.tokens
+        tokens = request.tokens  # as the engine reported them; None: it did not
         prompt, generated = tokens.prompt or 0, tokens.generated or 0
         metrics = self.metrics
         metrics.requests[request.route, request.status] += 1
@@ -110,6 +110,7 @@ class Service:
         metrics.request_seconds.observe(seconds)
         metrics.prompt_tokens += prompt
         metrics.generated_tokens += generated
+        # Without the first token: the time is that from the first to the last.
         if is_lone and not request.error and generated > 1 and (lone_seconds := request.generation_seconds) is not None:
             metrics.lone_tokens += generated - 1
             metrics.lone_seconds += lone_seconds

@@ -52,7 +52,7 @@ class UpstreamRequest:
         """Makes a new connection, and sends the request over it."""
         self._connection: UpstreamConnection | None = None
         """From the moment when the request is sent to the end of the response."""
-        self._cancelled = False
+        self._cancelled = False  # by `cancel`; then nothing is sent again
         self._was_repeated = False
         """The request was sent again, because the first connection was stale."""
         self._response: ResponseBody = _NO_RESPONSE
@@ -62,7 +62,7 @@ class UpstreamRequest:
         self._last_piece = b""
         """The last piece, which is sent with the end."""
         # Measures of a stream, in which about each event with text is one token.
-        self._text_events = 0
+        self._text_events = 0  # so far, as `_response` counts them
         self._first_token_at = self._last_token_at = 0.0
         self._was_blocked = False
         """The client read too slowly, and held up the backend."""
@@ -164,6 +164,7 @@ class UpstreamRequest:
         The body of the request is freed, since no other backend gets it now. An error, and a mere count of tokens, is
         no answer by whose delay the backend could be judged.
         """
+        # 1. Choose by status, type and path how the body is rewritten.
         fields = _read_fields(headers)
         self._request.status = status
         self._fields = fields.forwarded + self._request.id_line
@@ -176,6 +177,8 @@ class UpstreamRequest:
             self._response = ResponsesStream(model, self.backend.model)
         elif fields.kind == b"text/event-stream":
             self._response = TokenStream(model, self.backend.model, route)
+
+        # 2. Send the beginning, and note what it shows of the backend.
         self._pass_on(piece)
         self._request.free_body()
         if status < _FIRST_ERROR_STATUS and route not in paths.TOKEN_COUNT_ROUTES:
@@ -197,7 +200,7 @@ class UpstreamRequest:
         exchange = self._exchange
         if exchange.started:
             if self._connection and self._connection.is_response_complete:
-                self._last_piece = data
+                self._last_piece = data  # `end_response` follows, and sends it
             else:
                 exchange.write(data)
         elif data or self._response.starts_at_once:
@@ -209,7 +212,7 @@ class UpstreamRequest:
         """Measure a stream; end a response that is an error, once more of its body would not be used."""
         if self._response.is_stream:
             self._measure_stream()
-        elif self._response.failed and self._connection:
+        elif self._response.failed and self._connection:  # enough of an error has come to explain it
             self._connection.abort()
             self.end_response()
 
@@ -242,8 +245,8 @@ class UpstreamRequest:
         * Else the rest is sent; if it has an error in a form that the client cannot read, that is added in its form.
         """
         request, exchange, response = self._request, self._exchange, self._response
-        last_data = self._last_piece + response.finish()
-        if response.failed and not exchange.started:
+        last_data = self._last_piece + response.finish()  # sets `failed`, `end` or `unreadable_error`
+        if response.failed and not exchange.started:  # the body is an error, of which nothing was sent
             request.send_error(self._translate_error(response, last_data))
             return
         if response.end is ResponseEnd.CUT_OFF:
@@ -282,7 +285,7 @@ class UpstreamRequest:
         nothing of the engine. An error that was sent under a status of success gets 400 or 500, by who is to blame.
         """
         request, engine = self._request, self.backend.engine
-        status, outcome = request.status, str(request.status)
+        status, outcome = request.status, str(request.status)  # the outcome names the failure in the health
         if status < _FIRST_ERROR_STATUS:
             status, outcome = _error_status(response), ResponseEnd.FAILED.value
         lesson = judge_error(find_runtime(engine).errors, status, read_error(body).text).lesson
@@ -307,7 +310,7 @@ class UpstreamRequest:
         self._backend_past.note_data(self._progress, now)
         self._progress.waits_for_client = self._exchange.is_blocked
         self._was_blocked |= self._exchange.is_blocked
-        new_events = total_events - self._text_events
+        new_events = total_events - self._text_events  # one read of the socket may bring several tokens
         if not new_events:
             return
         if self._text_events:
