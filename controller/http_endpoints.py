@@ -53,6 +53,7 @@ class ControllerHealth:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._beat_at = clock()
+        """Last sign of life of the event loop, which `beat` renews each second."""
         self.is_ready = False
         """The caches are full."""
 
@@ -118,8 +119,10 @@ class _ServingThread(threading.Thread):
         """The address that is served, with the real port; None until a try to listen has succeeded."""
         self._address = address
         self._server = AnswerServer({path: Route(_ignore_request(make)) for path, make in routes.items()})
+        # Made here, as `end` needs it, and run in the thread.
         self._loop = asyncio.new_event_loop()
         self._ending = asyncio.Event()
+        """Set by `end`, in the loop of this thread."""
 
     def run(self) -> None:
         """Serve until `end`."""
@@ -143,7 +146,7 @@ class _ServingThread(threading.Thread):
                     self.served = BindAddress(host, port)
                     if self.tried.is_set():  # an earlier try has failed and was logged
                         log.info("port_served", option=self.name, address=f"{host}:{port}")
-                    self.tried.set()
+                    self.tried.set()  # `serve` waits for the first try, whatever comes of it
                     await self._ending.wait()
             except (OSError, UnicodeError) as error:  # UnicodeError: a host name that cannot be encoded
                 if str(error) != problem:

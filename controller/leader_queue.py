@@ -71,6 +71,7 @@ def build_queue(
         enqueue: lets an object be decided again.
         enqueue_report: lets only the status of an object be written again.
     """
+    # `LeaderQueue` says what each of these parts is for.
     volumes, vendors = BoundVolumes(store, registry), options.pods.vendors
     enqueue_service = functools.partial(enqueue, INFERENCE_SERVICES)
     report_service = functools.partial(enqueue_report, INFERENCE_SERVICES)
@@ -81,7 +82,7 @@ def build_queue(
     benchmarks = _build_benchmarks(store, registry, measured, options) if options.benchmarks else None
 
     def show_round(report: RoundReport) -> None:
-        """Pass a round of the queue to all that follow it: board, metrics, pools, rooms and benchmarks."""
+        """Pass a round of the queue to the parts that follow it: board, metrics, pools, rooms and benchmarks."""
         board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
         metrics.queue.observe_plan(report.plan_seconds)
         pools.update(report)
@@ -114,7 +115,7 @@ def list_waiting_pools(report: RoundReport) -> frozenset[str]:
     """
     admitted = {action.unit.uid for action in report.round.actions if isinstance(action, Admit)}
     waiting = [unit for unit in report.round.queue if unit.uid not in admitted]
-    failed = [unit for unit in report.units if unit.uid in report.failures]
+    failed = [unit for unit in report.units if unit.uid in report.failures]  # the API server refused to admit these
     return frozenset(pool for unit in (*waiting, *failed) for pool in unit.pools)
 
 

@@ -84,7 +84,7 @@ class ControllerMetrics:
             "Admissions of the queue by outcome: admitted, stale (the cell was lost or full before the write), failed.",
             ("outcome",),
         )
-        # An increase is seen from 0 only if the series exists before.
+        # An increase is seen from 0 only if the series exists before: so series are made here, and "kopf" below.
         for outcome in get_args(AdmissionOutcome):
             self._bindings.labels(outcome)
         self._probes = counter(
@@ -95,6 +95,7 @@ class ControllerMetrics:
         )
         self._watch_restarts.labels("kopf")
         self._watched: set[str] = set()
+        """Resources of which a watch was started before: each further one is a restart."""
         gauge("pomona_build_info", "1, with the version as a label.", ("version",)).labels(version("pomona")).set(1)
         self.objects = ObjectTally(registry)
         self.queue = QueueMetrics(registry)
@@ -130,7 +131,7 @@ class ControllerMetrics:
         self._calls.labels(verb, resource.plural, str(status) if status else NO_ANSWER).inc()
         if verb != "watch":
             self._call_seconds.labels(verb, resource.plural).observe(seconds)
-        elif resource.plural in self._watched:
+        elif resource.plural in self._watched:  # its first watch was seen before
             self.count_watch_restart(resource.plural)
         else:
             self._watched.add(resource.plural)
@@ -193,6 +194,7 @@ class QueueMetrics:
             buckets=ERROR_RATIOS,
         )
         self._depths: dict[tuple[str, Priority], int] = {}
+        """The depth that each series shows, by the label of its pool and the priority."""
         self._pools: set[str] = set()
         """The pools that have a label of their own."""
         # A time without a series is not one in which nothing waited, so there is a series before a replica waits.
@@ -204,6 +206,7 @@ class QueueMetrics:
 
         Beyond `MOST_POOLS`, all further pools are counted as one.
         """
+        # Each series of before begins at 0, so one that `depths` lacks is set to 0.
         tally = Tally[tuple[str, Priority]](dict.fromkeys(self._depths, 0))
         for (pool, priority), depth in depths.items():
             tally[self._label_pool(pool), priority] += depth
@@ -256,6 +259,7 @@ class ObjectTally:
             return
         before, after = _read_phase(resource, old), _read_phase(resource, new)
         if before != after:
+            # One less in the phase before, and one more in that after the change.
             for phase, step in ((before, -1), (after, 1)):
                 if phase is not None:
                     key = (resource.kind, phase)

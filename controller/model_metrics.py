@@ -46,7 +46,7 @@ class OwnedSeries:
         before = self._labels.get(owner, frozenset())
         if not before and not values:
             return
-        for labels in before - values.keys():
+        for labels in before - values.keys():  # the series for which it states no value any more
             del self._values[labels][owner]
             self._update_series(labels)
         for labels, value in values.items():
@@ -136,6 +136,7 @@ class ModelMetrics:
         )
         self._freshness = FactFreshness(read_now, lambda: datetime.fromtimestamp(read_now(), UTC))
         self._store: Store | None = None
+        """None until `follow_store`: without it, the service of a pod, which names the Model, is not found."""
 
     def follow_store(self, store: Store) -> None:
         """Keep the series by the events of the store, which has an index of pods by service."""
@@ -161,7 +162,7 @@ class ModelMetrics:
             self._loads.put(owner, self._read_pod_load(new))
         elif resource == METAL_PROCESSES:
             self._loads.put(owner, _read_process_load(new))
-        elif resource == NODE_FITNESSES:
+        elif resource == NODE_FITNESSES:  # the report of a node agent
             if _read_report_time(old) != _read_report_time(new):
                 seen_at = self._freshness.note_heartbeat(key.name, _read_report_time(new))
                 report_times: dict[_Labels, float] = {} if seen_at is None else {(key.name,): seen_at}
@@ -203,6 +204,7 @@ def find_pod_load_seconds(pod: Obj) -> float | None:
         for condition in status.get("conditions") or ()
         if condition["type"] == "Ready" and condition["status"] == "True"
     ]
+    # The proxy's container is no engine.
     engine_starts = [
         container["state"]["running"]["startedAt"]
         for container in status.get("containerStatuses") or ()

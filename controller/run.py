@@ -119,6 +119,7 @@ class Controller:
 
         # Leadership, and the queue of keys.
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
+        # _elector None: this controller runs alone, and always leads.
         candidate = Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity)
         self._elector = candidate if options.elects else None
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
@@ -147,6 +148,7 @@ class Controller:
         self._preflight = self._make_preflight(options)
         self._reconcilers = {reconciler.resource: reconciler for reconciler in reconcilers}
         self._triggers = _group_triggers(reconcilers)
+        # Each change of the store enqueues the objects that it concerns, and is counted.
         self.store.subscribe(self._enqueue_concerned)
         metrics.follow_store(self.store)
         metrics.observe_queue(self._queue_length, self._queue_age_seconds)
@@ -176,6 +178,7 @@ class Controller:
         tokens, pacer = KnownTokens(), UpdatePacer()
         prober = Prober(options.trust, metrics.count_probe, tokens.read_again)
         meter = TrafficMeter(metrics.models.set_tokens, watch)
+        # `sources` is all that the reconciler of services reads beside the store.
         sources = ServiceSources(
             prober, pods, tokens, pacer, monitors, meter, kueue=self._kueue, devices=self._devices, speeds=speeds
         )
@@ -239,7 +242,7 @@ class Controller:
             return None
 
         def find_fit(service: InferenceService) -> FitFacts | None:
-            """Return the facts by which a written service is judged; None: the cluster is not read completely yet."""
+            """Return the facts by which the webhook judges a written service; None: the cluster is not read yet."""
             if not self._health.is_ready:
                 return None
             snapshot = Snapshot(self.store, _read_clock())
@@ -280,7 +283,7 @@ class Controller:
 
     def _start_namespace(self, namespace: str | None) -> None:
         """Start to reconcile a namespace whose objects are now all in the store."""
-        if namespace not in self._incomplete_namespaces:
+        if namespace not in self._incomplete_namespaces:  # such as None, the whole cluster
             return
         self._incomplete_namespaces.discard(namespace)
         for item in self._list_items():
@@ -406,11 +409,13 @@ class Controller:
             if not trigger.concerns(old, new):
                 continue
             if trigger.finds_by_status:
-                # One that is being decided may be about to wait for this change, which its status shows too late.
+                # The trigger finds those that wait for this change by their status. One that is being decided may be
+                # about to wait, which its status shows too late.
                 for item in self._queue.processing():
                     if item.resource == enqueued_kind:
                         self._enqueue(*item)
             versions = [obj for obj in (old, new) if obj is not None]
+            # Our own write of this object, if one is under way; `write.writer` is the object for which it is made.
             write = self._executor.writer.under_way.get((resource, object_key(versions[-1])))
             # Most keys are found by the object before the change and by that after it.
             for key in dict.fromkeys(key for obj in versions for key in trigger.keys(self.store, obj)):

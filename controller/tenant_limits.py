@@ -130,7 +130,7 @@ def _name_nodes(toleration: Toleration, limits: TenantLimits) -> str:
     """Return the nodes that a toleration is refused for, with the way out."""
     if any(_matches_taint(toleration.key, taint) for taint in limits.system_taints):
         return "nodes that the platform team keeps for itself (--system-taint): name the keys of other taints"
-    if limits.control_plane:
+    if limits.control_plane:  # they are allowed, so it is refused for its empty key alone
         return "every node, also those of --system-taint: name the keys of taints"
     return (
         "control-plane nodes: name the keys of other taints, or ask the platform team for "

@@ -77,11 +77,12 @@ def build_benchmark_pod(
         "priorityClassName": PRIORITY_CLASS,
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "containers": [
-            # No liveness probe and no pause before the end: nobody else uses this pod.
+            # No livenessProbe and no lifecycle, a pause before the end: nobody else uses this pod.
             {name: value for name, value in container.items() if name not in _REPLICA_ONLY_FIELDS}
             for container in pod["containers"]
         ],
-        # The admission policy that guards the controller's Jobs lets them mount no other key of a Secret.
+        # Of the Secret of the service, only the key with the token: the admission policy that guards the controller's
+        # Jobs lets them mount no other.
         "volumes": [_mount_only_token(volume) for volume in pod["volumes"]],
     }
 
@@ -114,7 +115,7 @@ def digest_start(key: BenchmarkKey, inputs: str, tries: int) -> str:
 def digest_inputs(service: InferenceService, choice: EngineChoice, settings: PodSettings) -> str:
     """Return a digest of the settings that a measurement depends on beside the model.
 
-    A benchmark that has failed for good is tried again once this digest is another.
+    Another digest ends a benchmark that runs, and lets one that has failed for good be tried again.
     """
     spec = service.spec
     inputs = [spec.benchmark, spec.parallel, spec.context_length, spec.resources]

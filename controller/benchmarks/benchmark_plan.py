@@ -72,7 +72,7 @@ class BenchmarkFailure(NamedTuple):
     def describe(self, key: BenchmarkKey) -> BenchmarkProblem:
         """Return the failure as a condition of the service states it."""
         further = f"try {self.tries} of {MOST_TRIES}, and it is tried again"
-        if self.is_final:
+        if self.is_final:  # after `MOST_TRIES`, or a failure that another try cannot change
             further = "it is not tried again before the service is edited"
         said = self.outcome.message.rstrip(".")
         message = f"the speed on {key.device_class} could not be measured: {said}; {further}"
@@ -99,6 +99,8 @@ def choose_starts(
         last_turns: by namespace the number of its last start; a later start has a higher number.
         urgent: the benchmarks that services wait for before their accelerator is chosen.
     """
+    # node_of: by key, the node of each benchmark that runs or is chosen here. The counts are of the same benchmarks:
+    # running by (is urgent, namespace), totals by is urgent.
     starts, node_of = list[BenchmarkStart](), dict(going)
     running = Counter((key in urgent, key.namespace) for key in going)
     totals = Counter(key in urgent for key in going)
@@ -108,9 +110,13 @@ def choose_starts(
         return totals[is_urgent] < (MOST_URGENT if is_urgent else MOST_AT_ONCE)
 
     def rank(start: BenchmarkStart) -> tuple[bool, int, int]:
+        """Return the key by which starts are sorted: urgent first, then fewest running, then oldest last start.
+
+        The running ones (`running`) and the last start (`last_turns`) are those of its namespace.
+        """
         key = start.wanted.key
         is_urgent = key in urgent
-        # False sorts first.
+        # False sorts first, so `not is_urgent` puts the urgent ones first.
         return not is_urgent, running[is_urgent, key.namespace], last_turns.get(key.namespace, 0)
 
     while True:
@@ -134,7 +140,8 @@ def choose_starts(
 def _find_node(wanted: WantedBenchmark, busy: Collection[str], used: Collection[str]) -> str:
     """Return a node for a benchmark on which no other runs; empty if there is none.
 
-    A replica is measured where it is. A Job gets an idle node, unless anything waits for its accelerator.
+    A replica is measured where it is. A Job gets an idle node (`wanted.nodes`), unless anything waits for its
+    accelerator (`busy`). On `used` nodes, another benchmark runs.
     """
     if wanted.replica is not None:
         return wanted.replica.node if wanted.replica.node not in used else ""

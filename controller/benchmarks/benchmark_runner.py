@@ -128,7 +128,7 @@ class BenchmarkRunner:
         self._give_job_nodes = report_job_nodes
         self._wake = asyncio.Event()
         self._waiting_pools: frozenset[str] = frozenset()
-        """Pools for which anything waits."""
+        """Pools for which anything waits in the queue: names of AcceleratorPools, or of accelerators."""
         self._admitting_cells: frozenset[str] = frozenset()
         """`Cell.id` of the cells where units are being admitted."""
         self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
@@ -136,11 +136,11 @@ class BenchmarkRunner:
         self._benchmarks_of: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
         """The benchmarks of each service, by device class."""
         self._runs: dict[BenchmarkKey, _Run] = {}
-        """Those that run."""
+        """Those that run now: as a Job, or on a replica that serves."""
         self._failures: dict[BenchmarkKey, BenchmarkFailure] = {}
         """The last failure of each that is to be tried again, or has failed for good."""
         self._node_of_job: dict[str, str] = {}
-        """The node of each Job that was started and whose pod may be there, by its key in `OWNER_INDEX`."""
+        """The node of each Job that was started and whose pod may be there, by the Job's namespace and uid."""
         self._requests: dict[ObjectKey, _MeasurementRequest] = {}
         """By service, the measurements that it waits for before its accelerator is chosen."""
         self._last_turns: dict[str, int] = {}
@@ -181,6 +181,7 @@ class BenchmarkRunner:
                 return ()
             self._requests[service] = request = _MeasurementRequest(classes, until)
             self._wake.set()
+        # The rounds of `run` set it, in `_answer_requests`.
         return request.answer
 
     def forget(self, service: ObjectKey) -> None:
@@ -202,6 +203,7 @@ class BenchmarkRunner:
             part.clear()
         self._next_listing_at = 0.0
         self._wake.set()
+        # The time that the last round asked for; `_wake` ends it earlier.
         pause: float = _IDLE_SECONDS
         try:
             while True:
@@ -236,6 +238,7 @@ class BenchmarkRunner:
         if has_listed := loop_time() >= self._next_listing_at:
             started_at = loop_time()
             await self._list_benchmarks()
+            # _LOOK_SHARE: the most of a processor that listings may take.
             self._next_listing_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
 
         # 2. Follow those that run, and delete the Jobs of all others.
@@ -243,7 +246,7 @@ class BenchmarkRunner:
         pauses = [_IDLE_SECONDS, *([] if has_listed else [max(0.0, self._next_listing_at - loop_time())])]
         for key in list(self._runs):
             pauses += await _try(self._follow(leading, key, wanted.get(key), now))
-        wanted = self._list_wanted()
+        wanted = self._list_wanted()  # again, without those whose results have just been stored
         self._failures = {
             key: failure
             for key, failure in self._failures.items()
@@ -293,6 +296,7 @@ class BenchmarkRunner:
                 wanted = benchmark.wanted
                 # Always the same service, as a Job ends if its benchmark is then prepared with other inputs.
                 first = prepared.setdefault(wanted.key, benchmark)
+                # Only a service that is Ready may have a replica to measure in place of a Job.
                 if wanted.is_ready and not first.wanted.is_ready:
                     prepared[wanted.key] = benchmark
                 benchmarks_of.setdefault(wanted.service, {})[wanted.key.device_class] = wanted.key
@@ -340,11 +344,14 @@ class BenchmarkRunner:
             self._drop(key)
         elif result.state != "Going":
             self._fail(key, run, result)
-        elif run.is_in_the_way:
+        elif run.is_in_the_way:  # only now: a result that is there already has been stored
             self._drop(key)
 
     def _read_result(self, leading: Leading, run: _Run, now: datetime) -> MeasuredPerformance | JobOutcome | None:
-        """Return the result or the state of a benchmark; begin to measure a pod that is up. None: its Job is gone."""
+        """Return the result or the state of a benchmark; begin to measure a pod that is up. None: its Job is gone.
+
+        A run without a Job measures a replica, and its task has begun with it; the task of a Job begins here.
+        """
         if run.job is not None:
             metadata = run.job["metadata"]
             job = self._store.get(JOBS, metadata["name"], metadata["namespace"])
@@ -401,10 +408,11 @@ class BenchmarkRunner:
         wanted, prepared = start.wanted, self._prepared[start.wanted.key]
         key, service = wanted.key, prepared.service
         run = _Run(start, service, prepared.describe_engine(self._list_classes(wanted.accelerator)))
+        # The highest number of all namespaces: in `choose_starts`, this namespace has its turn after them.
         self._last_turns[key.namespace] = max(self._last_turns.values(), default=0) + 1
         if wanted.replica is not None:
             self._measure(leading, run, wanted.replica)
-        else:
+        else:  # a Job, whose pod is measured once it is ready
             failure = self._failures.get(key)
             # Each try has a Job of another name.
             digest = digest_start(key, wanted.inputs, failure.tries if failure is not None else 0)

@@ -49,6 +49,7 @@ class FlexInferExport:
                     log.warning("export_failed", config_map=FLEXINFER_EXPORT, error=str(error))
                     self._changed.set()
                 if made.dropped:
+                    # `dropped`: measurements that do not fit into the ConfigMap.
                     log.warning("export_shortened", config_map=FLEXINFER_EXPORT, missing=len(made.dropped))
             await asyncio.sleep(PAUSE_SECONDS)
 

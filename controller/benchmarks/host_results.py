@@ -64,6 +64,7 @@ def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: 
         return "it has no measurement of a model alone"
     if spec.host_name != host.metadata.name:
         return "it is bound to another host"
+    # served: revision and checksum of the Model as they are now; the process must serve the same.
     artifact, served = spec.artifact, (model.status.revision, model.spec.sha256 or model.status.sha256)
     if artifact.source != model.spec.source or (artifact.revision, artifact.sha256) != served:
         return "it serves an earlier state of its Model"
@@ -151,6 +152,7 @@ class HostResults:
         Returns the seconds after which to look again: while measurements cannot be stored in this cluster, or if this
         one is refused. None: it is stored, or there is none.
         """
+        # False until the ConfigMaps with the stored measurements can be read.
         if not self._measured.kind.exists:
             return PAUSE_SECONDS
         result = self._read_result(key)

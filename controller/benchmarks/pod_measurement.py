@@ -39,7 +39,8 @@ async def measure_pod(
         return _describe_failure(error.reason, error.message)
     except TimeoutError:
         return _describe_failure("TimedOut", f"the measurement was not over after {MOST_SECONDS:.0f} s")
-    # The tokens of prompts are as many as the engine says, so that rate is bounded only by what a record may state.
+    # MOST_REPORTED bounds the speed of generation alone. How many tokens a prompt has, only the engine says: so that
+    # rate is bounded by no more than what a record may state.
     if record.tokens_per_second > MOST_REPORTED or (record.prompt_tokens_per_second or 0.0) >= MOST_TOKENS_PER_SECOND:
         return _describe_failure("BadAnswer", f"no engine generates more than {MOST_REPORTED:.0f} tokens/s")
     measured_at = rfc3339(datetime.now(UTC))

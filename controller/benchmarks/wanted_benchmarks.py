@@ -65,6 +65,7 @@ class PreparedBenchmark(NamedTuple):
 
         None: the Model's layout or the device is not known, or the estimate is no plausible number.
         """
+        # number: the devices that one replica asks for.
         model, number = self.served.model, request_devices(self.service, self.choice.vendor).number
         layout, device_class = model.status.layout, self.wanted.key.device_class
         # The device of which `number` make the measured class: of one L4 for the class of two.
@@ -147,10 +148,11 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
     # it anything.
     service = replace(service, spec=replace(service.spec, image=None, extra_args=[], pod=PodOptions()))
     vendors = scope.settings.vendors
-    # Without a choice among several accelerators, it has a single one.
+    # Its candidates if it may choose among several accelerators; else the single one that it or its Model states.
     names = list_candidates(service, model, scope.pools, vendors) or (accelerator_of(service, model),)
     for name in names:
         if name in vendors and vendors[name].resource is not None:
+            # A copy of the service that states this one accelerator.
             stated = state_accelerator(service, name, scope.pools, service.spec.replicas)
             yield from _prepare_on_accelerator(scope, stated, model, name, replicas)
 
@@ -191,6 +193,7 @@ def _prepare_on_accelerator(
         accelerator: the accelerator.
         replicas: the idle replicas of the service, by node.
     """
+    # checked.checked: the Model and the engine by which a replica would be made, or the problem that prevents it.
     checked = check_replica(scope.store, service, model, companions=(), settings=scope.settings)
     served, choice = checked.checked.served, checked.choice
     if served is None or choice is None or checked.checked.problem is not None:
@@ -208,6 +211,7 @@ def _prepare_on_accelerator(
     pod = build_benchmark_pod(service, served, choice, scope.settings)
     need, requirement = count_requests(pod), build_requirement(pod, None)
     for device_class, class_cells in sorted(cells.items()):
+        # suitable: nodes whose labels and taints admit the pod. Idle ones also take new units and have room now.
         suitable = [cell for cell in class_cells if not requirement.refuse(cell)]
         replica = next((replicas[cell.name] for cell in class_cells if cell.name in replicas), None)
         if not suitable and replica is None:

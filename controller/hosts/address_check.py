@@ -86,13 +86,14 @@ def collect_addresses(
     ranges: list[tuple[IpNetwork, AddressUse]] = []
 
     def add(addresses: Iterable[Any], use: AddressUse) -> None:
-        """Note the use of each address that a cluster routes to; None and other texts are left out."""
+        """Note in `single` the use of each of these addresses to which a cluster routes; other texts are left out."""
         for text in addresses:
             address = read_address(text or "")
             if not isinstance(address, AddressUse):
                 single[address] = use
 
     def add_ranges(texts: Iterable[str], use: AddressUse) -> None:
+        """Note in `ranges` the use of each of these networks; empty texts are left out."""
         ranges.extend((ipaddress.ip_network(text, strict=False), use) for text in texts if text)
 
     for obj in services:
@@ -127,9 +128,12 @@ class AddressCheck:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._searches: dict[str, _Search] = {}
+        """By host: the last search for its address."""
         self._addresses: ClusterAddresses | None = None
+        """Those of nodes, Services and API server, as they were listed at `_listed_at`; None: not yet."""
         self._listed_at = 0.0
         self._listing = asyncio.Lock()
+        """Held while they are listed, so that searches for many hosts share one listing."""
 
     async def find_use(self, client: Client, host: str, address: str, *, granted: bool) -> AddressUse | None:
         """Return what uses the address that a host states (`FREE`: nothing), as it was found lately or is now.
@@ -138,20 +142,24 @@ class AddressCheck:
         last `PAUSE_SECONDS`. If `granted`, the host may use the address already: then it counts as free until this
         leader searches for it, within the hour.
         """
+        # 1. The answer of the last search, if it is recent enough.
         now = self._clock()
         last = self._searches.get(host)
         if last is None and granted:
             # As if it was searched for within the last hour, at a time that the host's name gives: so the addresses of
             # many hosts are not searched for all at once.
             last = self._searches[host] = _Search(address, at=now - hash(host) % AGAIN_SECONDS, use=FREE)
-        # The last search says nothing about another address.
+        # The last search says nothing about another address: then last_use is None.
         last_use = last.use if last is not None and last.address == address else None
         if last is not None:
             age_seconds = now - last.at
+            # An address that is in use is searched for again sooner than a free one: its owner may be gone.
             valid_seconds = AGAIN_SECONDS if last_use == FREE else REFUSED_SECONDS
+            # Too early for another search, the result may be None; a valid one needs no search.
             is_too_early, is_valid = age_seconds < PAUSE_SECONDS, last_use is not None and age_seconds < valid_seconds
             if is_too_early or is_valid:
                 return last_use
+        # 2. Else a new search; if it fails, the last answer stays.
         use: AddressUse | None
         try:
             use = await self._search_address(client, address, GRANTED_LISTS_SECONDS if granted else LISTS_SECONDS)
@@ -171,7 +179,7 @@ class AddressCheck:
         if isinstance(address, AddressUse):
             return address
         use = (await self._read_cluster_addresses(client, lists_seconds)).find(address)
-        if use.owner:
+        if use.owner:  # by the lists
             return use
         pods = await client.list_cached(PODS, field_selector=f"status.podIP={address}")
         if pods.items:

@@ -31,7 +31,10 @@ def build_drained_condition(
     siblings: Mapping[str, Sequence[HostedProcess]],
     now: datetime,
 ) -> Obj | None:
-    """Return the condition Drained of a host, or None if it is not drained.
+    """Return the condition Drained of a host, or None if nobody drains it.
+
+    It is True once no process is left. Else its reason is DrainBlocked if no other host takes some of them, and
+    Draining if all of them can go.
 
     Args:
         host: the host.
@@ -43,7 +46,7 @@ def build_drained_condition(
         return None
     remaining = [process for process in bound if process.holds_memory]
     last = find(host.status.conditions, DRAINED)
-    # By now each process that can have a replacement has one.
+    # After this time, each process that can have a replacement has one.
     is_drain_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
     blocked = [process for process in remaining if _is_blocked(process, siblings, now, is_drain_old=is_drain_old)]
     reason = DRAINING
@@ -79,8 +82,10 @@ def find_recheck_seconds(
     if not host.spec.drain or not any(process.holds_memory for process in bound):
         return None
     last = find(host.status.conditions, DRAINED)
+    # Without the condition yet, the drain begins now.
     drain_age_seconds = _age_seconds(last.last_transition_time, now) if last is not None else 0.0
     seconds = [WAITING_SECONDS - drain_age_seconds]
+    # The processes of the same services without a host are replacements that wait for one.
     seconds += [
         _seconds_until_blocked(waiting, now) for others in siblings.values() for waiting in _list_unbound(others)
     ]
@@ -114,7 +119,7 @@ def _is_blocked(
     """
     if not process.owner_uid or process.is_deleted:
         return False
-    others = siblings.get(process.owner_uid, ())
+    others = siblings.get(process.owner_uid, ())  # those of the same service that are not on this host
     if not others:
         return is_drain_old  # its service cannot be replaced, such as one whose Model is gone
     return any(_seconds_until_blocked(waiting, now) <= 0 for waiting in _list_unbound(others))

@@ -75,6 +75,7 @@ def judge_address(
         return AddressVerdict("Refused", use.reason, message)
 
     def rank_claimant(claimant: MetalHost) -> tuple[bool, str, str]:
+        """Return the key by which claimants are sorted: those that have the address already, then the oldest."""
         name = claimant.metadata.name
         is_not_granted = address not in read_granted_addresses(roles.get(name))
         return is_not_granted, claimant.metadata.creation_timestamp, name
@@ -109,7 +110,9 @@ def decide_grants(host: MetalHost, verdict: AddressVerdict, bound: Iterable[Obj]
 def build_grant_objects(host: MetalHost, grants: HostGrants) -> tuple[tuple[Resource, Obj], ...]:
     """Return the Role and the RoleBinding of a host, which are deleted with its MetalHost."""
     host_name, name = host.metadata.name, grants_name(host.metadata.name)
+    # A MetalHost has no namespace; `child` makes objects in that of their owner.
     owner = msgspec.structs.replace(host.metadata, namespace=HOSTS_NAMESPACE)
+    # No such resources exist: policies ask the authorizer whether the host may "use" one of these names.
     named = {
         _ADDRESS: grants.addresses,
         "metalhosts/services": grants.services,

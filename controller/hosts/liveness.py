@@ -84,6 +84,7 @@ class _HostRecord:
         self.alive_since = now
         """Time since which the host has been alive without a break; meaningless for one that is not alive."""
         self.has_renewed = has_renewed
+        """True once a renewal was seen: before that, the host is Unproven."""
         self.expired_at: float | None = None
         """Monotonic time at which it has expired; None: it has not."""
         self.expiries = tuple(expiries)
@@ -123,7 +124,10 @@ class HostLiveness:
         return record.lease if record else None
 
     def wait_seconds(self, host: str, now: float) -> float | None:
-        """Return the time until the processes of an expired host count as stopped; None: it has not expired."""
+        """Return the time until the processes of an expired host count as stopped; None: it has not expired.
+
+        They have the duration of a Lease for that, from the expiry on.
+        """
         record = self._hosts.get(host)
         if record is None or record.expired_at is None:
             return None
@@ -173,6 +177,7 @@ class HostLiveness:
 
         lease_of = {lease.host: lease for lease in leases}
         names = {*registered, *lease_of}
+        # Also of hosts that are observed no more: they are forgotten now, and count as Unproven.
         before = {name: self.find_liveness(name) for name in {*names, *self._hosts}}
         self._hosts = {name: self._observe_host(name, lease_of.get(name), now, today, read_expiries) for name in names}
         return {name for name, liveness in before.items() if self.find_liveness(name) != liveness}
@@ -190,11 +195,12 @@ class HostLiveness:
         A changed renewTime makes the host alive; without one for the duration of its Lease, it expires.
         """
         host = self._hosts.get(name)
-        if host is None:  # the first observation
+        if host is None:  # the first observation: Alive only if the renewTime is fresh by the wall clock
             earlier = filter(None, map(parse_time, read_expiries(name)))
             has_renewed = lease is not None and _is_fresh(lease, today)
             return _HostRecord(lease, now, has_renewed=has_renewed, expiries=_list_recent(earlier, today))
         if lease is not None and (host.lease is None or lease.renewed != host.lease.renewed):
+            # A renewal begins a new record, which has not expired.
             renewed = _HostRecord(lease, now, has_renewed=True, expiries=host.expiries)
             if host.liveness == "Alive":
                 renewed.alive_since = host.alive_since

@@ -64,6 +64,7 @@ class _AskedHost(NamedTuple):
     place: AgentPlace
     answer: ReachabilityAnswer | None
     failures: int
+    """Questions in a row that it has not answered."""
 
 
 class ReachabilityProber:
@@ -89,7 +90,8 @@ class ReachabilityProber:
             self._hosts.pop(host, None)
         elif record is None or record.place != place:
             self._hosts[host] = _AskedHost(place, answer=None, failures=0)
-            # With a pause, or a stolen host could have the controller probe one place after the other.
+            # Not before the pause between two questions is over, or a stolen host could have the controller probe one
+            # place after the other.
             self._queue.add_after(host, self._wait_seconds(host))
 
     async def run(self, leading: Leading) -> None:
@@ -112,7 +114,7 @@ class ReachabilityProber:
         Returns the seconds until it is asked again; None: it is not to be asked, or is queued already.
         """
         if wait := self._wait_seconds(host):
-            return wait
+            return wait  # too soon after the last question
         record = self._hosts.get(host)
         if record is None:
             self._asked_at.pop(host, None)
@@ -128,7 +130,8 @@ class ReachabilityProber:
             leading.enqueue(METAL_HOSTS, ObjectKey("", host))
         if failures:
             return backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
-        # With jitter: hosts that a new leader asked at the same time are not asked again at the same time.
+        # It has answered: after a pause with jitter, or hosts that a new leader asked at one time would be asked again
+        # at one time.
         return backoff_seconds(1, first=AGAIN_SECONDS, most=AGAIN_SECONDS)
 
 
@@ -187,6 +190,7 @@ def build_reachable_condition(host: MetalHost, answer: ReachabilityAnswer | None
     Its status is Unknown while the agent was never asked, or has no port to answer at. Without an `answer`, what an
     earlier leader has found stays.
     """
+    # True None: the status is Unknown.
     true, reason, message = None, "NotAsked", "the controller asks the agent once the address is accepted"
     if host.status.reachability_port is None:
         message = "the agent does not listen: its --port-range has no spare port"

@@ -95,9 +95,12 @@ class LeaseReader:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.liveness = HostLiveness()
         self._listeners: list[Callable[[], None]] = []
+        """Called after the liveness of any host has changed."""
         self._clock = clock
         self._leading: Leading | None = None
+        """Client and store of this leader; None: this replica has not led yet."""
         self._reading = asyncio.Lock()
+        """Held while Leases are read: answers must not overtake one another."""
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener` after the liveness of any host has changed."""
@@ -135,7 +138,8 @@ class LeaseReader:
         async with self._reading:  # an answer that is overtaken by a later one would count as a renewal
             listed = await leading.client.list(LEASES, HOSTS_NAMESPACE)
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
-        # A host that was deleted together with its Lease cannot remove its endpoints: it expires like any other.
+        # Also those of all EndpointSlices: a host that was deleted together with its Lease cannot remove its endpoints,
+        # so it is observed until it expires like any other.
         names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))
         today = datetime.now(UTC)
 
@@ -197,9 +201,9 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
     addresses, secrets = AddressCheck(), HostSecrets(tokens)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
-        """Read the inputs that are not watched; of a host that is gone or expired, only those of its Lease."""
+        """Read what is not watched, such as Secrets; of a host that is gone or expired, only what its Lease says."""
         if not leases.bindable(key.name):
-            # The host may have renewed since Leases were read: then its endpoints must not be deleted.
+            # Not Alive, but it may have renewed since Leases were read: then its endpoints must not be deleted.
             await leases.follow_renewal(key.name)
         liveness = leases.liveness.find_liveness(key.name)
         distrust = leases.find_distrust(key.name, snapshot.now)
@@ -257,18 +261,22 @@ def _host_of_process(_store: Store, process: Obj) -> list[ObjectKey]:
 
 
 def _drained_hosts_of_siblings(store: Store, process: Obj) -> list[ObjectKey]:
-    """Return the drained hosts that have a process of the same service."""
+    """Return the drained hosts with a process of the same service: a change of this one may let their drain go on."""
     owner = controller_of(process)
     if owner is None:
         return []
     siblings = store.by_index(METAL_PROCESSES, OWNER_INDEX, namespaced(process["metadata"]["namespace"], owner["uid"]))
+    # The process itself, too: one that is gone is not among the siblings any more.
     names = {sibling["spec"].get("hostName") for sibling in (*siblings, process)}
     hosts = [store.get(METAL_HOSTS, name) for name in sorted(filter(None, names))]
     return [object_key(host) for host in hosts if host and host.get("spec", {}).get("drain")]
 
 
 def _hosts_at_address(store: Store, host: Obj) -> list[ObjectKey]:
-    """Return the hosts that state the address of this host before or after a change: one of them may get it."""
+    """Return the hosts that state the same address as this one, which has changed: one of them may get it.
+
+    It is called with the host as it was before the change, and as it is after it.
+    """
     return [
         object_key(other)
         for address in stated_addresses(host)
@@ -327,6 +335,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     # 2. Its conditions.
     hosted = decode_stored(snapshot.store, METAL_PROCESSES, bound, HostedProcess)
     siblings = _list_siblings(snapshot, hosted) if host.spec.drain else {}
+    # None: this leader has not observed the host yet, so what an earlier one has found stays.
     expiries = host.status.lease_expiries if inputs.expiries is None else list(inputs.expiries)
     all_conditions = (
         _ready_condition(host, inputs.liveness),
@@ -365,6 +374,7 @@ def _plan_secret(
     """Return the Secret of a host to apply; None if its tokens were not read, or it has this content already."""
     if inputs.tokens is None:
         return None
+    # Of the tokens of services, replaced ones stay valid for a while.
     keys = {host_secret_key(process["metadata"]["namespace"], process["spec"]["tokenSecret"]) for process in bound}
     existing = (inputs.secret or {}).get("data") or {}
     secret = build_host_secret(host, keep_previous_tokens(inputs.tokens, keys, existing, now))
@@ -415,6 +425,7 @@ def _ready_condition(host: MetalHost, liveness: Liveness) -> Obj:
     Until this leader has seen a renewal or an expiry, what an earlier one has found stays.
     """
     lease = f"Lease {HOSTS_NAMESPACE}/{host.metadata.name}"
+    # True None: the status is Unknown.
     true, reason, message = None, "WaitingForLease", f"waiting for the first renewal of {lease}"
     if liveness == "Alive":
         true, reason, message = True, "LeaseRenewed", "the host renews its Lease"

@@ -52,7 +52,7 @@ def list_needed_secrets(
     needed = set()
     for obj in processes:
         spec, namespace = obj["spec"], obj["metadata"]["namespace"]
-        if owner := controller_of(obj):
+        if owner := controller_of(obj):  # its service, which owns the Secret with the token, too
             rotation = rotation_of(ObjectKey(namespace, owner["name"]))
             needed.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"], rotation))
         for artifact in (spec, *spec.get("furtherArtifacts", ())):
@@ -108,6 +108,7 @@ class HostSecrets:
         its last replacement, is another one. A user's Secret is read at most once within `READ_SOURCE_AGAIN`. If the
         controller may not read a Secret any more, its last token stays.
         """
+        # Kept are readings of users' Secrets, of refused ones, and of tokens whose rotation is outdated.
         last = self._readings.get(needed)
         if last is not None and now < last.read_again_at:
             return last.token
@@ -140,7 +141,10 @@ class HostSecrets:
         return secret
 
     def remember(self, resource: Resource, answer: Obj) -> None:
-        """Keep a host's Secret as the answer to a write has it; the time of its next reading stays."""
+        """Keep a host's Secret as the answer to a write has it; the time of its next reading stays.
+
+        One that was not read before is not kept: `read_own` reads it.
+        """
         host = answer["metadata"]["name"]
         if resource == SECRETS and host in self._host_secrets:
             _, read_at = self._host_secrets[host]
@@ -162,7 +166,7 @@ def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:
     for key in sorted(tokens, key=lambda key: (len(tokens[key]), key)):
         left_bytes -= len(tokens[key])
         if left_bytes < 0:
-            break
+            break  # those that follow are no smaller
         fitting[key] = tokens[key]
     return fitting
 
@@ -180,6 +184,7 @@ def keep_previous_tokens(
         existing: the data that the Secret has.
         now: the wall clock.
     """
+    # First those that were replaced earlier and are still valid, then those that `tokens` replaces now.
     previous = {key: token for key, token in _read_previous(existing).items() if token.valid_until > now.timestamp()}
     valid_until = int(now.timestamp()) + OVERLAP_SECONDS
     for key in service_keys:

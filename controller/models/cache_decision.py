@@ -45,7 +45,7 @@ def decide_weights(inspected: InspectedModel) -> ModelDecision:
         cached_condition = _judge_image(model, image, inspected.settings.limits)
         if cached_condition["status"] == "True":
             cached = CachedWeights(image=image, path=facts.file, sha256=facts.sha256)
-    elif model.spec.cache.scope == "node":
+    elif model.spec.cache.scope == "node":  # copies are made only if engines in pods can read the weights
         return decide_copies(inspected, is_for_pods=_is_for_pods(model, facts))
     else:
         return _decide_volume(inspected)
@@ -88,8 +88,10 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
             return _decide_fetch(inspected, volumes, target, fetch, wanted)
 
     if not is_needed:
+        # `change` says that a volume grows or is replaced.
         # Pods that still read an earlier volume go on with it, so no change is under way.
         return _conclude(inspected, volumes if volumes.holder is None else volumes._replace(change=None))
+    # The weights are needed and there is no target: the decision creates its claim.
     _, new_claim = volumes.create[0]
     return _await_claim(inspected, volumes, new_claim["metadata"]["name"])
 
@@ -110,6 +112,7 @@ def _decide_fetch(
         return _await_claim(inspected, volumes, claim.metadata.name, wait)
     progress = jobs.proceed(fetch, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
+        # The fetch has read the header of the weights, too.
         fresh = inspected._replace(facts=volume.take_fetched(inspected.facts, progress.outcome.answer))
         return _conclude(fresh, volumes, progress, verified=wanted)
     lack = explain_progress(model, progress, doing="Fetching", what="fetches the weights to the volume")
@@ -141,6 +144,7 @@ def _conclude(
         phase: phase of a Model without weights that pods can read.
         lack: why the wanted weights are not verified.
     """
+    # The wanted weights, else verified ones on an earlier volume (the holder); None: pods have none.
     weights = verified or volumes.holder
     location = ""
     if weights is not None:

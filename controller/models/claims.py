@@ -125,8 +125,10 @@ def build_owner_patches(observed: ObservedClaims) -> tuple[Patch, ...]:
         kept = [owner for owner in current_owners if owner.kind != INFERENCE_SERVICES.kind or owner.uid in readers]
         uids = {owner.uid for owner in kept}
         added = [reader for reader in readers.values() if reader.uid not in uids]
+        # A claim with `_MOST_READERS` owners gets no further ones.
         owners = [*kept, *added[: max(0, _MOST_READERS - len(kept))]]
         if owners != current_owners:
+            # The tests: if the claim has changed since, the patch fails.
             operations = (
                 {"op": "test", "path": "/metadata/uid", "value": claim.metadata.uid},
                 {"op": "test", "path": "/metadata/ownerReferences", "value": msgspec.to_builtins(current_owners)},
@@ -147,6 +149,7 @@ async def read_classes(client: Client, snapshot: Snapshot, model: Model) -> Mapp
     cache, claims = model.spec.cache, list_claims(snapshot, model)
     names = {claim.spec.storage_class_name for claim in claims if claim.is_bound and is_too_small(claim, cache)}
     has_claim_of_class = any(claim.spec.storage_class_name == cache.storage_class_name for claim in claims)
+    # Before the first claim of the class for copies.
     if cache.scope == "node" and not has_claim_of_class:
         index_value = namespaced(model.metadata.namespace, model.metadata.name)
         if snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, index_value):
@@ -171,7 +174,8 @@ def decide_claims(
     cache, cached = model.spec.cache, model.status.cached
     cached_uid = cached.claim if cached is not None else None
 
-    # 1. The target is the verified claim if it matches, else the newest one that does.
+    # 1. The target is the verified claim if it matches, else the newest one that does: the last after sorting. A claim
+    # is annotated with the path of its weights; one that fits has the stated size and class, or can grow to it.
     matching = [
         claim
         for claim in observed.claims
@@ -191,6 +195,7 @@ def decide_claims(
     if target is None:
         if not is_needed:
             return VolumeDecision(holder=holder, superseded=superseded)
+        # The first claim has a fixed name; each successor has a name of its own.
         name = claim_name(model)
         if observed.claims or name in observed.leaving:
             name = _name_successor(model, path)
@@ -232,7 +237,7 @@ def find_size_problem(model: Model, facts: ModelFacts) -> tuple[str, str] | None
 def _fits(claim: PersistentVolumeClaim, cache: CacheOptions, expandable: frozenset[str]) -> bool:
     """Return whether a claim is as the spec says, or can grow to it."""
     storage_class = claim.spec.storage_class_name
-    if cache.storage_class_name not in {None, storage_class}:
+    if cache.storage_class_name not in {None, storage_class}:  # None: the Model states no class
         return False
     return not is_too_small(claim, cache) or (claim.is_bound and storage_class in expandable)
 

@@ -89,12 +89,14 @@ def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
     surveyed = []
     for claim in observed.claims.claims:
         name, copy = claim.metadata.name, verified.get(claim.metadata.uid)
+        # Where its copy is, else where a pod with it runs, else the node that it states.
         node = copy.node if copy is not None else observed.copies.pod_nodes.get(name) or stated_node(claim)
         is_gone = node in observed.copies.gone_nodes
         is_of_class = claim.spec.storage_class_name == cache.storage_class_name
         is_for_weights = claim.metadata.annotations.get(WEIGHTS) == path
         fits = is_for_weights and is_of_class and not claims.is_too_small(claim, cache) and not is_gone
         has_wanted_weights = copy is not None and (copy.path, copy.sha256) == (path, facts.sha256)
+        # A copy of other weights: the claim gets the wanted ones, or an edit has made the copy worthless.
         is_unwanted = not has_wanted_weights and (fits or inspected.is_edited)
         if is_gone or is_unwanted:
             copy = None
@@ -126,9 +128,11 @@ def count_demand(consumers: Sequence[CopyConsumer], surveyed: Sequence[CopyClaim
     number = min(wanted_replicas(largest.service), MOST_COPIES)
     ready = list_ready(surveyed)
     ready_names = {claim.name for claim in ready}
+    # Where pods still mount a copy of earlier weights.
     leaving_nodes = {claim.node for claim in surveyed if claim.is_mounted and not claim.fits}
     if ready and leaving_nodes.isdisjoint(claim.node for claim in ready):
         for consumer in serving:
+            # `refused` names the claims on whose nodes a pod of the service finds no room.
             has_no_room = ready_names <= consumer.refused
             if has_no_room:
                 return CopyDemand(min(max(number, len(ready) + 1), MOST_COPIES), consumer)
@@ -159,6 +163,7 @@ def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand:
 
     # 3. Weights are fetched to as many further claims as copies are missing: on each node to the oldest one.
     unverified = [claim for claim in other_claims if claim.copy is None and claim.fits]
+    # Reversed, so that the oldest claim of a node replaces the later ones.
     unverified_by_node = {
         claim.node: claim for claim in reversed(unverified) if claim.node and claim.node not in ready_nodes
     }
@@ -168,6 +173,7 @@ def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand:
     # While the scheduler refuses the pod of a claim, another copy is made beside it. The refused pod stays, because the
     # refusal is read from its status.
     making = [*proceeding, *[claim for claim in making if claim.is_refused][:missing_count]]
+    # One claim at most has no node yet: of two, the scheduler could choose the same node.
     unplaced = [claim for claim in unverified if not claim.node][:1] if missing_count > len(proceeding) else []
 
     # 4. All others are deleted.
@@ -183,6 +189,7 @@ def _list_in_use(ready: Sequence[CopyClaim], demand: CopyDemand) -> set[str]:
     """
 
     def find_last_use(claim: CopyClaim) -> str:
+        """Return the time since which a copy is unused, as text that sorts by time."""
         unused_since = claim.copy.unused_since if claim.copy is not None else ""
         return unused_since or "9"  # still in use: later than every time
 

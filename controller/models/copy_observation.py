@@ -126,9 +126,10 @@ def observe_copies(
     ]
     pod_nodes = {name: node for pod in (*mounting, *fetching) if (node := _node_of(pod)) for name in _claims_of(pod)}
     refused = frozenset(name for pod in fetching if is_refused(pod) for name in _claims_of(pod))
+    # copy_nodes have a verified copy; claim_nodes are those that claims state or that their pods run on.
     copy_nodes = {copy.node for copy in copies}
     claim_nodes = {*map(stated_node, claims), *pod_nodes.values()} - {""}
-    # Copies are evicted only where this Model has an unused one.
+    # The victims are copies to evict from a full node: this Model looks only where it has an unused one.
     nodes_with_unused = {copy.node for copy in copies if copy.unused_since}
     storage_class = classes.get(model.spec.cache.storage_class_name or "")
     # A class that could not be read is tried, as if its volumes waited for a node.
@@ -169,6 +170,7 @@ def _observe_consumer(
     reserve_replica = functools.partial(
         reserve, service, Served(model, runtime_of(service, model, vendors), companions)
     )
+    # 1. What a replica asks of its node.
     # Computed once for each version of the service and its Models: a Model may have a thousand services, and each
     # change of a pod of one of them makes a decision.
     models = (model, *(companion.model for companion in companions))
@@ -179,16 +181,18 @@ def _observe_consumer(
     )
     if reservation is None:
         return None
+    # 2. The refused claims.
     pods = store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     refused_claims = {claim for pod in staying if lacks_room(pod, now) for claim in _claims_of(pod)}
-    # Without the pods of a lost node: they are never gone, so nothing waits for them.
+    # By claim, the time at which a pod that is being deleted has left; without those of a lost node, which stay.
     end_times = {claim: end for pod in pods if (end := end_of_pod(pod, now)) is not None for claim in _claims_of(pod)}
-    # A refusal is not final while a pod waits in the queue, or while another pod leaves the node of a refused one.
+    # 3. A refusal is not final while a pod waits in the queue, or while another pod leaves the node of a refused one.
     wait_seconds = [seconds for pod in pods if (seconds := queue_seconds(pod, now)) is not None]
     wait_seconds += [
         (end_times[claim] - now).total_seconds() + _RELEASE_SECONDS for claim in refused_claims & end_times.keys()
     ]
+    # 4. The nodes where its pods stay.
     nodes = {_node_of(pod) for pod in staying if not _has_ended(pod)}
     return CopyConsumer(
         service=service,
@@ -254,6 +258,7 @@ def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[Store
     The limits are the administrator's `limit_bytes` (None: there is none), and for each fetch that found the disk full,
     the bytes of copies that may stay so that it succeeds.
     """
+    # Models of which a fetch to this node found the disk full.
     models_short_of_space = decode_stored(store, MODELS, store.by_index(MODELS, SHORTAGE_INDEX, node), Model)
     limits = [
         shortage.keep_bytes
@@ -263,6 +268,7 @@ def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[Store
     ]
     if limit_bytes is not None:
         limits.append(limit_bytes)
+    # The least limit holds; without any, nothing is evicted.
     return choose_victims(_list_copies(store, node), min(limits)) if limits else []
 
 
@@ -294,7 +300,7 @@ def read_copies(model: Obj) -> list[list[Obj]]:
 def models_of_mounts(store: Store, user: Obj) -> list[ObjectKey]:
     """Return the Models whose volumes a pod or a Deployment mounts; of a pod, only those with a copy on each node."""
     namespace, spec = user["metadata"]["namespace"], user.get("spec") or {}
-    is_deployment = "template" in spec
+    is_deployment = "template" in spec  # else it is a pod
     keys = set()
     for name in mounted_claims((spec.get("template") or {}).get("spec") or spec):
         claim = store.get(PVCS, name, namespace)

@@ -102,7 +102,8 @@ class InspectedModel(NamedTuple):
             model_condition(self.model, READY, true=True, reason="Inspected", message=inspected_message(self.facts)),
             model_condition(self.model, CACHED, true=has_weights, reason=reason, message=message),
         ]
-        # While pods have weights to read, a problem with the wanted ones is reported in place of the change.
+        # While pods have weights to read, a problem with the wanted ones is reported in place of the change. A lack
+        # whose reason (lack[0]) has no Event is no problem, but mostly normal progress.
         has_problem = has_weights and lack is not None and lack[0] not in REASONS_WITHOUT_EVENT
         explanation = lack if has_problem else change
         if explanation is not None:
@@ -135,6 +136,7 @@ def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: s
     if outcome.state == "Broken":
         return outcome.reason, f"{outcome.message.rstrip('.')}; it is retried automatically"
     secret = model.spec.source_secret_ref
+    # The reason mostly means that the Secret with the container's variables is not there: it is judged so (None).
     if outcome.reason == "CreateContainerConfigError" and secret is not None:
         refused = source_secret.judge_secret(namespace, secret.name, None)
         return refused.reason, f"{refused.message} ({outcome.message})"

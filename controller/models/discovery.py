@@ -57,6 +57,7 @@ def list_labels(
         *(f"domain-{domain}" for domain in spec.domains),
         *(f"language-{language}" for language in spec.languages),
         *(f"capability-{capability}" for capability in spec.capabilities),
+        # A label for each bound of a context that it reaches, and for each size of devices that is enough for it.
         *(f"context-{name}" for name, least in _CONTEXTS.items() if (context_length or 0) >= least),
         *(f"vram-tier-{tier}-g" for tier in _TIERS_GIB if memory_bytes is not None and memory_bytes <= tier * GIB),
     ]
@@ -93,6 +94,7 @@ def label_model(model: Model, status: Mapping[str, Any], vendors: Vendors) -> di
 
     The memory is what the Model states, else what a service that states nothing but this Model would need.
     """
+    # `status` is about to be written; model.status is the one before.
     gguf = msgspec.convert(status.get("gguf") or {}, GGUF)
     layout = msgspec.convert(status.get("layout"), Layout | None)
     memory_bytes = model.spec.stated_bytes

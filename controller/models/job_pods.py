@@ -60,6 +60,7 @@ def find_refusal_check_seconds(job: Obj, pods: Sequence[Obj], now: datetime) -> 
     created = job["metadata"].get("creationTimestamp")
     if pods or created is None:
         return None
+    # The first check is `PODLESS_SECONDS` after the creation, and the others are `LOOK_SECONDS` apart.
     until_first_check = PODLESS_SECONDS - _age_seconds(created, now)
     return until_first_check if until_first_check > 0 else LOOK_SECONDS
 
@@ -77,6 +78,7 @@ async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -
     for job in podless[:_MOST_JOBS]:
         uid = job["metadata"]["uid"]
         try:
+            # Of each Event, only its note and time are kept.
             events = await client.list(
                 EVENTS,
                 namespace,

@@ -149,21 +149,25 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         if its image cannot be pulled and a new Job would have another pull secret. And the message about a volume or
         image that failed says more.
         """
+        # 1. A volume that failed: the message says which.
         outcome = read_outcome(attempt, pods, now)
         if outcome.reason == _STORAGE_FAILED and self.claim:
             of_class = f"of StorageClass {self.storage_class}" if self.storage_class else "of no StorageClass"
             volume = f"the volume is that of PersistentVolumeClaim {self.claim}, {of_class}"
             return msgspec.structs.replace(outcome, message=f"{outcome.message}; {volume}")
 
+        # 2. A pod that cannot start: it is Broken if a new Job would be placed differently, as its digest shows.
         created = _parse_time(attempt["metadata"].get("creationTimestamp"))
         placed = (attempt["metadata"].get("annotations") or {}).get(ANNOTATION_PLACED, "")
         # A quota or a policy may refuse what a Job without a pod asks for.
         lacks_pod = self.verb == "fetch" and not pods and not has_ended(attempt)
         cannot_start = outcome.reason == _UNSCHEDULABLE or lacks_pod
         if cannot_start and self.digest_placement() != placed:
+            # `ended`: the pause until the next attempt counts from the creation, as this one never ran.
             reason = outcome.reason or FAILED_CREATE
             return msgspec.structs.replace(outcome, state="Broken", reason=reason, ended=created)
 
+        # 3. An image that cannot be pulled: it is Broken if a new Job would have another pull secret.
         if outcome.reason not in _PULL_FAILURES:
             return outcome
         pull_secrets = {secret["name"] for secret in attempt["spec"]["template"]["spec"].get("imagePullSecrets") or ()}
@@ -245,12 +249,13 @@ def proceed(work: Work, jobs: Sequence[Obj], pods: ObservedPods, now: datetime) 
         # Look again for a pod that the API server refuses; or, if the Job has ended, for the result of its pod.
         check_seconds = find_refusal_check_seconds(current, pods.find(current), now)
         return msgspec.structs.replace(progress, again_seconds=LOST_SECONDS if has_ended(current) else check_seconds)
-    if outcome.state != "Broken" or outcome.ended is None:
+    if outcome.state != "Broken" or outcome.ended is None:  # it is over, or there is no time to count a pause from
         return progress
     # Attempts are counted from 0. The pause is exact, because this decision is repeated until the pause is over.
     seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
     if outcome.reason == _UNSCHEDULABLE:  # no attempt has failed: the service asks for something else
         seconds = FIRST_RETRY_SECONDS
+    # The source may have asked for a longer pause (retry_after_seconds).
     retry_at = outcome.ended + timedelta(seconds=max(seconds, outcome.retry_after_seconds))
     if now < retry_at:
         return msgspec.structs.replace(progress, again_seconds=(retry_at - now).total_seconds())
@@ -274,6 +279,7 @@ def _start(work: Work, attempt: int, outcome: JobOutcome) -> JobProgress:
 
 def _find_current(work: Work, jobs: Iterable[Obj]) -> Obj | None:
     """Return the Job of the last attempt, or None."""
+    # Each Job of a work has its digest as an annotation.
     digest = work.digest()
     attempts = (
         job
@@ -303,7 +309,7 @@ def read_outcome(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     """
     pod = max(pods, key=lambda candidate: candidate["metadata"]["creationTimestamp"], default=None)
     ended = _find_end(job)
-    if ended is not None and ended.reason == DEADLINE_EXCEEDED:
+    if ended is not None and ended.reason == DEADLINE_EXCEEDED:  # whatever its pod says by now
         return JobOutcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
     containers = pod.get("status", {}).get("containerStatuses") if pod is not None else None
     terminated = containers[0].get("state", {}).get("terminated") if containers else None
@@ -333,6 +339,7 @@ def _read_terminated(state: Obj, ended: _Ended | None) -> JobOutcome:
             return JobOutcome(state="Succeeded", answer=answer, ended=when)
     reason, code = answer.reason or state.get("reason") or "Error", state["exitCode"]
     return JobOutcome(
+        # By this exit code the container says that another attempt would fail, too.
         state="Failed" if code == PERMANENT_EXIT else "Broken",
         reason=reason,
         message=answer.message or f"the Job's container ended with exit code {code} ({reason}) and without a result",
@@ -408,6 +415,7 @@ def build_job(work: Work, attempt: int) -> Obj:
     spec: Obj = {
         # One pod is one attempt: the controller retries, so that a condition of the Model has the reason.
         "backoffLimit": 0,
+        # A pod that is evicted or preempted is no failed attempt: the Job replaces it.
         "podFailurePolicy": {
             "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
         },

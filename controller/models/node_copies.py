@@ -83,6 +83,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     consumers = observed.copies.consumers if is_for_pods else ()
     demand = count_demand(consumers, surveyed)
     claims = sort_claims(observed.copies.victims, surveyed, demand)
+    # Outdated nodes: pods of the services serve something else there, such as earlier weights.
     plan = _CopyPlan(inspected, path, demand, claims, _list_outdated_nodes(consumers, claims))
 
     # 2. Take the next step of each fetch, unless no copy can be made.
@@ -104,7 +105,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     if obstacle:
         waits.append(_READ_AGAIN_SECONDS)
     if len(deletable) < len(unmounted) or (has_new_facts and demand.number):
-        waits.append(0.0)
+        waits.append(0.0)  # again, as soon as this status is written
 
     return ModelDecision(
         phase="Ready" if copies else phase,
@@ -130,7 +131,7 @@ def _list_outdated_nodes(consumers: Iterable[CopyConsumer], claims: SortedClaims
     if not has_no_other_node:
         # While the scheduler may find other nodes, only those with earlier weights count: a copy surely fits there.
         nodes &= {claim.node for claim in (*claims.earlier, *claims.deleted) if claim.is_mounted and not claim.fits}
-    return sorted(nodes - claims.taken_nodes)
+    return sorted(nodes - claims.taken_nodes)  # without those that have or get a copy of the wanted weights
 
 
 def find_obstacle(inspected: InspectedModel) -> tuple[str, Explanation] | None:
@@ -166,15 +167,16 @@ def _explain_lack(
         return phase, explain_progress(model, worst, doing="Fetching", what="fetches the weights to the volume")
     if demand.number > len(copies):
         return "Downloading", ("Fetching", "waiting for a PersistentVolumeClaim")
-    return "Ready", None
+    return "Ready", None  # there are as many copies as replicas need, which may be none
 
 
 def _report_copies(
     inspected: InspectedModel, claims: SortedClaims, copies: Sequence[NodeCopy], lack: Explanation | None
 ) -> list[Obj]:
-    """Return the conditions of a Model with these copies, from which pods serve; `lack` says why another is lacking."""
+    """Return the conditions of a Model with these copies, from which pods serve; `lack` says why one is lacking."""
     if not copies:
         return inspected.report_weights("", lack)
+    # From here on, there are copies; the message of the lack, lack[1], is added to what is said of them.
     nodes = sorted({copy.node for copy in copies})
     more = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
     location = f"copies on node{'s' if len(nodes) > 1 else ''} {', '.join(nodes[:_MOST_NAMED])}{more} at "
@@ -220,6 +222,7 @@ class _CopyPlan(NamedTuple):
             placement, reservation = Placement(tolerations=placement.tolerations), _reserve_node("In", [claim.node])
         if needs_devices and not claim.is_made_for_node:
             first_step = self._proceed(self._prepare_fetch(claim, placement, reservation, holds_devices=True))
+            # Before the volume is bound to a node, the first Job decides alone.
             has_volume = bool(claim.node) and claim.claim.is_bound
             if not has_volume or first_step.outcome.state == "Succeeded":
                 return first_step
@@ -244,6 +247,7 @@ class _CopyPlan(NamedTuple):
         if consumer is None:
             return Placement(), Reservation()
         placement = volume.place_fetch(self.inspected.model, consumer.service, self.inspected.settings)
+        # On outdated nodes, pods serve something else; these get a copy by a Job for each of them.
         taken = sorted({*self.claims.taken_nodes, *self.outdated_nodes})
         return placement, _reserve_node("NotIn", taken, consumer.reservation)
 
@@ -257,6 +261,7 @@ class _CopyPlan(NamedTuple):
             for copy in self.claims.ready
             for holds_devices in (False, True)
         )
+        # A work without a Job has an empty name, which keeps nothing.
         return [JobProgress(outcome=DONE, job=jobs.name_last_job(work, self.inspected.observed.jobs)) for work in works]
 
     def build_claims(self) -> Iterator[tuple[Resource, Obj]]:
@@ -291,6 +296,7 @@ class _CopyPlan(NamedTuple):
             copies.append(NodeCopy(claim.node, claim.name, uid, self.path, facts.sha256, size_bytes))
         for claim in (*self.claims.ready, *self.claims.earlier):
             if (copy := claim.copy) is not None:
+                # Empty while it is in use.
                 unused_since = "" if claim.name in self.claims.in_use else (copy.unused_since or now)
                 size_bytes = claims.requested_bytes(claim.claim)
                 copies.append(msgspec.structs.replace(copy, unused_since=unused_since, size_bytes=size_bytes))
@@ -300,7 +306,8 @@ class _CopyPlan(NamedTuple):
 def _choose_free_name(model: Model, path: str, used_names: Collection[str]) -> str:
     """Return a name for a claim that is not among `used_names`."""
     cache = model.spec.cache
-    # The name has to fit into a label, and its digest tells apart Models whose names begin alike.
+    # The name has to fit into a label. Its digest tells apart Models whose names begin alike; an ordinal in the digest
+    # is raised until the name is free.
     start = model.metadata.name[: _LONGEST_NAME - len("-cache-") - _DIGITS].rstrip("-.")
     stated = (path, cache.storage_class_name or "", str(cache.size or ""))
     digests = (hashlib.sha256("\0".join((*stated, str(ordinal))).encode()) for ordinal in itertools.count())
@@ -313,7 +320,7 @@ def _update_facts(inspected: InspectedModel, claims: SortedClaims, fetches: Iter
 
     With ready copies, the status has that header already; else the first fetch that has succeeded states it.
     """
-    if claims.ready:
+    if claims.ready:  # the header in the status is that of a fetch
         return volume.keep_fetched(inspected.facts, inspected.model)
     answer = next((fetch.progress.outcome.answer for fetch in fetches if fetch.is_done), None)
     return volume.take_fetched(inspected.facts, answer) if answer is not None else inspected.facts
@@ -337,12 +344,13 @@ def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | N
     is_new_attempt = progress.create is not None
     is_reported = reported is not None and reported.job == progress.job
     if not lacks_space or is_new_attempt or is_reported:
-        return reported
+        return reported  # the one in the status stays, if there is one
 
     requested_bytes, weights_bytes = claims.requested_bytes(fetch.claim.claim), inspected.facts.size_bytes
     if weights_bytes is None or requested_bytes < weights_bytes:
         return reported  # the volume itself may be too small: to evict copies would not help
     needed_bytes = min(requested_bytes, int(parse_quantity(volume.sufficient_size(inspected.facts)) or 0))
+    # All copies on the node now, less the space that this one needs.
     keep_bytes = inspected.observed.copies.node_bytes.get(node, 0) - needed_bytes
     return NodeShortage(node=node, job=progress.job, keep_bytes=max(0, keep_bytes))
 
@@ -359,6 +367,7 @@ def _reserve_node(operator: str, nodes: Iterable[str], reservation: Reservation 
     if not fields:
         return reservation
     affinity = reservation.affinity.get("nodeAffinity", {})
+    # Without a term, one is added for the fields; it is not empty.
     terms = affinity.get(_REQUIRED, {}).get("nodeSelectorTerms") or [{"matchFields": []}]
     # An empty term matches no node, so it stays empty: with a condition it would match some.
     narrowed = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} if term else term for term in terms]

@@ -67,7 +67,7 @@ def observe_model(
     children = snapshot.children(JOBS, key.namespace, model.metadata.uid)
     model_jobs = [job for job in children if LABEL_BENCHMARK not in job["metadata"].get("labels", {})]
     inputs: ModelInputs = snapshot.inputs or ModelInputs()
-    # Consumers are found one by one, because most Models need only the first.
+    # Consumers are found one by one, because most Models need only the first. Copies need all: `consumer` and the rest.
     consumers = _find_consumers(snapshot, _list_services(snapshot, key), model, settings.vendors)
     consumer, copies = next(consumers, None), ObservedCopies()
     if model.spec.cache.scope == "node":
@@ -123,7 +123,7 @@ def _find_consumers(
         # The main Model decides the accelerator: this one may be a companion, such as the draft model.
         for part in _split_by_accelerator(service, _served_model(snapshot, service) or model):
             vendor = vendors.get(accelerator_of(part, model))
-            if vendor is not None and vendor.in_pods:
+            if vendor is not None and vendor.in_pods:  # not on hosts outside of the cluster
                 yield part
 
 
@@ -150,12 +150,13 @@ def _split_by_accelerator(service: InferenceService, model: Model) -> Iterator[I
     pods then.
     """
     hardware, status, spec = service.spec.hardware, service.status, service.spec
+    # A choice among several has been made: a copy for each accelerator on which it has replicas.
     if hardware.accelerator in {None, AUTO_ACCELERATOR} and status.choice is not None:
         for share in status.choice.accelerators:
             if share.replicas:
                 yield _state_accelerator(service, share.accelerator, share.replicas)
-    # A service that names only pools is decided once its status has an accelerator: that of the Model may be none of
-    # theirs.
+    # Any other: the accelerator that it states, or that of its Model. A service that names only pools is decided once
+    # its status has an accelerator: that of the Model may be none of theirs.
     elif hardware.accelerator is not None or not spec.scheduling.pools or status.accelerator:
         yield _state_accelerator(service, accelerator_of(service, model), wanted_replicas(service))
 

@@ -58,10 +58,13 @@ from kube.store import Store
 
 
 def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) -> Reconciler:
-    """Return the reconciler of Models; `reserve` returns what one replica of a service asks of its node."""
+    """Return the reconciler of Models; `reserve` returns what one replica of a service asks of its node.
+
+    `observe` and then `decide` are called for a Model that is due; the triggers say which changes make one due.
+    """
 
     def decide(snapshot: Snapshot, key: ObjectKey) -> Plan:
-        """Decide about one Model by the store, and by what `observe` has read."""
+        """Decide about one Model by the store, and by what `observe` has read (`snapshot.inputs`)."""
         model = snapshot.read(MODELS, key, Model)
         if model is None or model.metadata.deletion_timestamp is not None:
             return Plan()  # its children are garbage-collected
@@ -135,10 +138,11 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
     )
     facts, progress = volume.read_facts(model), JobProgress(outcome=DONE, job=last_inspection_job)
     inspected = InspectedModel(model, observed, settings, now, facts, progress)
-    if refused_secret(observed) or not is_watched:
+    if refused_secret(observed) or not is_watched:  # without a usable Secret, the source cannot be checked
         return decide_weights(inspected)
 
     check = refresh.check_source(model, facts, functools.partial(_inspect, model, observed, settings, now), now)
+    # The facts of the latest known revision: another one is fetched, too.
     decision = decide_weights(inspected._replace(facts=check.facts))
     return msgspec.structs.replace(
         decision,
@@ -261,6 +265,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
     return Plan(
         create=(*decision.create, *((JOBS, work.create) for work in decision.works if work.create)),
         patch=(*decision.patch, *claims.build_owner_patches(observed.claims)),
+        # prune leaves out the Jobs that are being deleted already.
         delete=(*prune(unneeded_jobs, ()), *decision.delete),
         status=status,
         # If the API server refuses these writes, the condition Cached states its reason.

@@ -84,6 +84,7 @@ def check_source(
     `inspect` returns the progress of the inspection Job of this check. It gets the time of the last check, by which the
     Job is told from those of other checks, so that each check inspects the source once.
     """
+    # 1. Until the check is due, the condition of the last one stays.
     last_condition, last_checked = find(model.status.conditions, REFRESHED), model.status.last_checked
     last_conditions = []
     if last_condition is not None:
@@ -93,6 +94,7 @@ def check_source(
     if seconds := wait_seconds(model, now):
         return SourceCheck(facts, _await_check(seconds), last_checked, last_conditions)
 
+    # 2. It is due: inspect the source. Without an earlier check, the inspection of the Model counts as this one.
     next_check = _await_check(model.spec.refresh_interval_seconds)
     progress = inspect(last_checked) if last_checked else None
     if progress is None or progress.outcome.state == "Succeeded":
@@ -103,6 +105,7 @@ def check_source(
             reason, facts = "RevisionChanged", latest_facts
         checked = _condition(model, true=True, reason=reason, message=message)
         return SourceCheck(facts, next_check, last_checked=rfc3339(now), conditions=[checked])
+    # 3. Without a result yet, nothing changes; a failure is stated in the condition.
     outcome = progress.outcome
     if outcome.state == "Going":
         return SourceCheck(facts, progress, last_checked, last_conditions)

@@ -102,6 +102,7 @@ def _is_split(text: str, file: str) -> bool:
         source = parse(text)
     except SourceError:
         return False
+    # Either the source names a part itself, or the inspection has found one in it.
     return source.is_split or dataclasses.replace(source, file=file).is_split
 
 
@@ -197,7 +198,7 @@ def cache_path(model: Model) -> str:
     if is_mounted_image(model):
         return model.status.file
     claim, folder = _read_claim_source(model.spec.source)
-    if claim:
+    if claim:  # the user's own, of a pvc:// source
         return f"{folder}/{model.status.file}".strip("/")
     if model.status.cached is not None:
         return model.status.cached.path

@@ -68,6 +68,7 @@ def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlt
     `secret` is None if there is none of this name, and `required` is the result of `required_keys`.
     """
     field = f"spec.sourceSecretRef {name}"
+    # The messages propose the first of the alternative sets of keys.
     literals = " ".join(f"--from-literal={key}={_example(key)}" for key in required[0])
     create = f"kubectl -n {namespace} create secret generic NAME --type={TYPE} {literals}"
     if secret is None:
@@ -83,7 +84,7 @@ def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlt
     if is_source_secret(secret):
         return SecretVerdict(accepted=True)
     kind = secret.get("type", "Opaque")
-    if kind not in _LABELLED:
+    if kind not in _LABELLED:  # neither Opaque nor a Docker configuration: a label would not help
         message = f"{field}: a Secret of type {kind} is never sent to a source: name another one, made with: {create}"
         return SecretVerdict(accepted=False, reason="SecretRefused", message=message)
     message = (

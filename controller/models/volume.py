@@ -59,7 +59,10 @@ def take_fetched(facts: ModelFacts, answer: ModelFacts) -> ModelFacts:
 
 
 def keep_fetched(facts: ModelFacts, model: Model) -> ModelFacts:
-    """Return the facts with header and layout as the status has them since a fetch, if the revision is the same."""
+    """Return the facts with header and layout as the status has them since a fetch, if the revision is the same.
+
+    `facts` are those of the inspection, which may be a later one of the same revision.
+    """
     status = model.status
     if status.revision != facts.revision:
         return facts
@@ -84,6 +87,7 @@ def prepare_inspection(
         args.append("--image-volume")
     elif claim:
         args += ["--file-root", MODELS_PATH]
+    # The other fields of a work may change without another Job.
     identity = [model.metadata.uid, spec.source, spec.sha256 or "", _secret_name(model), *spec.files]
     if last_checked:
         identity.append(f"look={last_checked}")
@@ -150,6 +154,7 @@ def prepare_fetch(
         holds_devices: of the two works for a copy (`node_copies.py`), this is the one whose Job asks for devices.
     """
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
+    # The arguments of `pomona fetch`.
     revision = ("--revision", facts.revision) if facts.revision else ()
     # Which files of a repository are fetched may differ from one version to the next.
     is_single_file = facts.size_bytes is not None and not parse(model.spec.source, model.spec.files).has_listing

@@ -36,7 +36,7 @@ class PoolBoard:
     ) -> None:
         self._store, self._vendors, self._registry, self._on_change = store, vendors, registry, on_change
         self._units: Sequence[Unit] = ()
-        """The replicas that hold or want devices, as the last round of the queue has seen them."""
+        """The replicas (units of the queue) that hold or want devices, as the last round of the queue has seen them."""
         self._standings: Mapping[str, PoolStanding] = {}
         """By pool, what its status says: total, used, borrowed, lent."""
         self._measured_table: PoolTable | None = None
@@ -78,7 +78,7 @@ class PoolBoard:
     def _measure(self) -> None:
         """Compute the standings of all pools, and keep them and the table of pools that they follow from."""
         self._measured_table = table = read_pools(self._store, self._vendors)
-        # Without any pool, usable or refused, there is nothing to measure.
+        # `defined` pools are usable, `refused` ones are not. Without any there is nothing to measure.
         is_needed = table.defined or table.refused
         cells = self._registry.list_cells() if is_needed else ()
         self._standings = measure_pools(table, cells, self._units, self._find_labels) if is_needed else {}

@@ -95,6 +95,7 @@ def find_fit_facts(
         # It has no choice: one accelerator is checked, which the service, its Model or its pools name.
         replica = check_replica(snapshot.store, service, model, companions, settings)
         classes = find_speeds(key, service, replica.accelerator, replica.checked.served)
+        # The reason why it can have no replica there, if there is one.
         problem = replica.checked.problem
         problems = [problem] if problem is not None else []
         has_unknown = problem is None and has_unknown_devices(replica.accelerator or "")
@@ -125,17 +126,20 @@ def judge_service(
         before: the service as it is stored; None: it is being created.
         find_fit: returns the facts about a service; None: the controller has not read the cluster yet.
     """
+    # 1. Allow a service without replicas, and one with replicas before and now that asks for the same.
     if not _wants_replicas(service):
         return ALLOWED
     has_same_demands = before is not None and _list_demands(before) == _list_demands(service)
     if before is not None and has_same_demands and _wants_replicas(before):
         return ALLOWED
+    # 2. Judge the rest by the cluster: what is not certain is only a warning.
     verdict = _judge(find_fit(service))
     if verdict.state == "fits":
         return ALLOWED
     if verdict.state == "unknown":
         return PreflightAnswer(warning=verdict.message)
-    # A service that is resumed or scaled is not held up by nodes that have gone in the meantime.
+    # 3. Refuse it. But nodes that have gone meanwhile do not hold up a service that is resumed or scaled, and one that
+    # did not fit before may be edited.
     if has_same_demands or (before is not None and _judge(find_fit(before)).state == "unfit"):
         return PreflightAnswer(warning=verdict.message)
     name = f"InferenceService {service.metadata.namespace}/{service.metadata.name}"
@@ -153,11 +157,13 @@ def judge_fit(facts: FitFacts) -> FitVerdict:
     pass; nobody says what some devices are; no class is known at all, or the list is full, so some may be missing; an
     autoscaler may add devices; or a class is refused by an estimate that a measurement may correct.
     """
+    # 1. What the condition Fits would say of the known device classes: True, Unknown or False.
     fit = describe_fit(facts.classes, 0) if facts.classes else None
     if fit is not None and fit["status"] == "True":
         return FitVerdict("fits")
     if fit is not None and fit["status"] == "Unknown":
         return FitVerdict("unknown", fit["message"])
+    # 2. It fits on none of them. What is not known yet, or may pass, leaves the answer open.
     too_small = [problem for problem in facts.problems if problem.reason == DEVICE_TOO_SMALL]
     other_problems = [problem for problem in facts.problems if problem.reason != DEVICE_TOO_SMALL]
     # A problem that may pass leaves the fit open; one that has failed for good does not.
@@ -167,6 +173,7 @@ def judge_fit(facts: FitFacts) -> FitVerdict:
         return FitVerdict("unknown", UNKNOWN_DEVICES)
     if fit is None and not too_small:
         return FitVerdict("unknown", other_problems[0].message if other_problems else NO_CLASSES)
+    # 3. It is unfit only if no class that may be missing, no node that may be added and no measurement can change that.
     messages = [fit["message"]] if fit is not None else []
     messages += dict.fromkeys(problem.message for problem in too_small)
     message = "; ".join(messages)
@@ -189,7 +196,7 @@ def _wants_replicas(service: InferenceService) -> bool:
 
 
 def _list_demands(service: InferenceService) -> dict[str, object]:
-    """Return the fields of a spec that decide whether a service fits."""
+    """Return the fields of a spec that decide whether a service fits: not replicas, suspend, priority and the like."""
     return {
         name: value
         for name, value in msgspec.structs.asdict(service.spec).items()
@@ -208,4 +215,5 @@ def _certainly_fails(speed: ClassSpeed, least_tokens_per_second: float | None) -
     if speed.refusal == "TooSlow":
         # A benchmark, of this model or of others, may find more than was estimated, but hardly more than its range.
         return speed.high is not None and float(speed.high) < (least_tokens_per_second or 0)
+    # With fit None, it is not known how well it fits.
     return speed.refusal == "TooTight" and speed.fit is not None

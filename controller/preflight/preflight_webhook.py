@@ -111,7 +111,7 @@ class PreflightWebhook:
 
 
 def build_server(knows_path: Callable[[str], bool], judge: Callable[[ReviewedWrite], PreflightAnswer]) -> AnswerServer:
-    """Return the routes of the webhook.
+    """Return the server of the webhook: it calls `check` on the head of a request, and `answer` on its body.
 
     Args:
         knows_path: returns whether a path is that of the webhook.
@@ -119,14 +119,17 @@ def build_server(knows_path: Callable[[str], bool], judge: Callable[[ReviewedWri
     """
 
     def check(question: AskedQuestion) -> WholeAnswer | None:
-        """Refuse another path before the body is read; None: go on, and keep the connection for further reviews."""
+        """Refuse a path that `knows_path` does not know, before the body is read. None: go on with the request.
+
+        The connection is kept for further reviews.
+        """
         if not knows_path(question.path):
             return explain(404, "not found")
         question.keep_connection()
         return None
 
     def answer(question: AskedQuestion) -> WholeAnswer:
-        """Answer a review; 400 if it is none, and 500 if the judgement fails: then the service is written anyway."""
+        """Answer a review by `judge`; 400 if it is none, and 500 if that fails: then the service is written anyway."""
         try:
             write = parse_review(question.body)
         except InvalidReviewError as error:

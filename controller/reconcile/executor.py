@@ -48,7 +48,9 @@ class Executor:
         self._recorder = recorder
         self._now = now
         self._refusals = WriteRefusals(now)
+        """The last refusals of writes, for the condition Reconciled."""
         self._dropped = DroppedFields(client, store, now)
+        """The fields that the API server has not kept, for the same condition."""
         self.writer = PlanWriter(client, store, self._dropped, require_leadership)
 
     async def reconcile(self, reconciler: Reconciler, key: ObjectKey) -> float | None:
@@ -87,7 +89,7 @@ class Executor:
         self._refusals.forget(resource, key)
         dropped_fields = self._dropped.list_missing((resource, key))
 
-        # 3. If the writes have changed the store, decide once more for the status.
+        # 3. If the writes have changed the store, and so its revision, decide once more for the status.
         if self._store.revision != revision:
             executed, snapshot = plan, Snapshot(self._store, self._now(), snapshot.inputs)
             # The objects just written are not at work yet, so this decision ends nothing in this process.
@@ -137,7 +139,7 @@ class Executor:
                 log.warning("labels_refused", object=f"{resource.kind} {key}", error=str(error))
                 return None if isinstance(error, Forbidden) else LABEL_SECONDS
             self._store.put(resource, answer)
-            # The watch has reported a version of the object that is not the one of our write.
+            # During our write, the watch has reported a version of the object that is not the one of the answer.
             others_wrote = not write.watched_versions <= {answer["metadata"]["resourceVersion"]}
             return 0.0 if others_wrote else None
 
@@ -153,6 +155,7 @@ class Executor:
 
 def _has_more_writes(plan: Plan, earlier: Plan) -> bool:
     """Return whether a plan has a write that was not in the earlier one, which has just been executed."""
+    # What exists is never changed by a creation, so the name is enough.
     created = {(resource, obj["metadata"]["name"]) for resource, obj in earlier.create}
     return (
         any((resource, obj["metadata"]["name"]) not in created for resource, obj in plan.create)

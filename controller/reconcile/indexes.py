@@ -126,10 +126,10 @@ def _owners(obj: Obj) -> list[str]:
 
 
 def _value_at(*path: str, in_namespace: bool = True) -> IndexKeys:
-    """Return the keys of an index by the value of a field, by default with the namespace of the object."""
+    """Return the keys of an index by the value of the field at `path`, by default with the namespace of the object."""
 
     def keys(obj: Obj) -> list[str]:
-        """Return the value of the field as the only key; none if the object lacks the field."""
+        """Return the value of the field at `path` as the only key; none if the object lacks the field."""
         value: Any = obj
         for name in path:
             value = (value or {}).get(name)
@@ -217,6 +217,7 @@ def _stated_nodes(field: str) -> IndexKeys:
     """Return the keys of an index of Models by the nodes in a list of their status."""
 
     def keys(model: Obj) -> set[str]:
+        """Return the node of each entry of the list."""
         return {entry["node"] for entry in (model.get("status") or {}).get(field) or ()}
 
     return keys

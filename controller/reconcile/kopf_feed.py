@@ -102,7 +102,7 @@ async def follow(
                 log.warning("list_failed", error=str(error), again_seconds=pause_seconds)
             except Exception:  # no error of kopf may end the process: kopf is started again
                 log.exception("kopf_ended", again_seconds=pause_seconds)
-            if time.monotonic() - started > STABLE_SECONDS:
+            if time.monotonic() - started > STABLE_SECONDS:  # after a good run, the back-off starts anew
                 failures, pause_seconds = 1, FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause_seconds)
             failures += 1
@@ -130,7 +130,7 @@ async def _keep_swept(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_SECONDS):
                 await relisted.wait()
-        await asyncio.sleep(SETTLING_SECONDS)
+        await asyncio.sleep(SETTLING_SECONDS)  # until the rest of the list has arrived
         relisted.clear()
         try:
             for selection in watched:
@@ -156,13 +156,15 @@ async def _run_kopf(
     # kopf steps through its loop several times for each event: with asyncio's own loop that is most of its cost.
     our_loop, kopf_loop = asyncio.get_running_loop(), uvloop.new_event_loop()
     kopf_loop.set_exception_handler(_log_in_one_line)
+    # outcome: the end of the thread, for our loop.
     stop, outcome = asyncio.Event(), Future[None]()
 
     def deliver(resource: Resource, event: kopf.RawEvent) -> None:
+        """Pass one event from the thread of kopf to our loop, which puts it into the store."""
         our_loop.call_soon_threadsafe(_store_event, store, resource, event, relisted)
 
     def run() -> None:
-        """Run kopf in this thread, on a loop of its own, and pass its end or its error to `outcome`."""
+        """Run kopf in this thread, on `kopf_loop`, and pass its end or error to `outcome`, which our loop awaits."""
         try:
             with asyncio.Runner(loop_factory=lambda: kopf_loop) as runner:
                 runner.run(_operate(watched, credentials(), deliver, stop, namespace))
@@ -233,6 +235,7 @@ async def _operate(
     ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for session in logins.sessions:
         await session.close()  # before the watches end: it waits for the connections that are in use
+    # All other tasks of this loop are those of kopf.
     while running := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in running:
             task.cancel()
@@ -262,6 +265,7 @@ class _Logins:
         self._authorization: str | None = None
         """The value of the Authorization header that was sent last."""
         self.sessions: list[aiohttp.ClientSession] = []
+        """All that kopf has got, to be closed at the end."""
 
     async def log_in(self, **_: Any) -> kopf.AiohttpSession:
         """Return another session, at first or because the API server has refused the last one.
@@ -276,7 +280,7 @@ class _Logins:
             # kopf would send the same at once, again and again: it is started again after a pause instead. An error
             # would be reported by several of its tasks, each with a traceback; the credentials have said it already.
             self._stop.set()
-            await asyncio.Event().wait()
+            await asyncio.Event().wait()  # until this task is cancelled, as `stop` ends all
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=0),
             middlewares=(self._authorize,),

@@ -21,7 +21,7 @@ def desired_labels(resource: Resource, labels: Mapping[str, str], observed: Obj)
     Server-side apply removes labels that we own and do not state, so an object without labels may have to be applied.
     A label is others' if the object has it and `managedFields` does not give it to us.
     """
-    owned = owned_fields(observed, LABEL_MANAGER)
+    owned = owned_fields(observed, LABEL_MANAGER)  # None: we have never applied labels to it
     our_labels: Mapping[str, Any] = (owned or {}).get("f:metadata", {}).get("f:labels", {})
     present = observed["metadata"].get("labels") or {}
     writable = {

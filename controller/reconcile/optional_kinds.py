@@ -82,7 +82,7 @@ class OptionalKind:
                 self.settled.set()
                 await self._wait_until_changed(client, namespaces)
                 for watch in watches:
-                    watch.cancel()
+                    watch.cancel()  # which lets the task group end
         finally:
             self.exists = False
             # They are not deleted, only out of sight: the same versions count if they can be read again.
@@ -93,7 +93,7 @@ class OptionalKind:
     async def _wait_until_changed(self, client: Client, namespaces: Collection[str | None]) -> None:
         """Wait until two discoveries, one after the other, do not find these namespaces."""
         differences = 0
-        while differences <= 1:
+        while differences <= 1:  # one may be a mistake
             await asyncio.sleep(RETRY_SECONDS if differences else DISCOVERY_SECONDS)
             with contextlib.suppress(ApiError, Unreachable):
                 # A server that starts, or whose roles are being replaced, may say once that there is no such kind.

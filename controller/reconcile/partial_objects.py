@@ -126,6 +126,7 @@ class _SharedEntries:
         metadata = reduced["metadata"]
         entries = [self._share(entry) for entry in metadata.get("managedFields", ())]
         reduced["metadata"] = {name: value for name, value in metadata.items() if name != "managedFields"}
+        # The entries are left out here: they are shared whole, and not string by string.
         kept: Obj = _intern(reduced)
         if entries:
             kept["metadata"]["managedFields"] = entries
@@ -137,7 +138,7 @@ class _SharedEntries:
             return entry
         timeless = {name: value for name, value in entry.items() if name != "time"}
         if len(self._shared) > _MOST_SHARED:
-            self._shared.clear()
+            self._shared.clear()  # begin anew: what is still in use is shared again
         return self._shared.setdefault(msgspec.json.encode(timeless), timeless)
 
 
@@ -160,7 +161,10 @@ def _intern(value: Any) -> Any:
 
 
 def _keep(value: Any, fields: Fields | None) -> Any:
-    """Return the fields of a JSON value that are kept; of a list those of each item, without items that have none."""
+    """Return the fields of a JSON value that are kept, all if `fields` is None; of a list those of each item.
+
+    An item without any is left out.
+    """
     if fields is None or value is None:
         return value
     if isinstance(value, list):
@@ -194,6 +198,7 @@ def _reduce_process(obj: Obj) -> Obj:
     """
     kept = _keep_our_managed_fields(obj)
     entries = [entry for entry in obj["metadata"].get("managedFields", ()) if entry.get("subresource") == "status"]
+    # Of each entry about the status, only these two fields.
     kept["metadata"]["managedFields"] += _keep(entries, _only("subresource", "time"))
     return kept
 
@@ -205,7 +210,8 @@ def _reduce_pod(obj: Obj) -> Obj:
     if spec.get("nodeName"):  # the fields that select a node are not read any more
         spec = {name: value for name, value in spec.items() if name not in _SELECTS_NODE}
 
-    # A sidecar is an init container that runs on: a pod with one that has ended does not serve.
+    # A sidecar is an init container that runs on: a pod with one that has ended does not serve. So the statuses of init
+    # containers are kept among those of the containers.
     containers = [*(status.pop("initContainerStatuses", None) or ()), *(status.get("containerStatuses") or ())]
     conditions = [condition for condition in status.get("conditions") or () if condition["type"] in _POD_CONDITIONS]
     status = {**status, "conditions": conditions, "containerStatuses": containers}
@@ -221,7 +227,10 @@ def _keep_annotations(metadata: Obj, names: Fields) -> Obj:
 
 
 def _reduce_deployment(obj: Obj) -> Obj:
-    """Return a new object: the Deployment with the fields that decisions read. Its stamp stands for all others."""
+    """Return a new object: the Deployment with the fields that decisions read.
+
+    Its stamp, the digest of what we applied, stands for all others.
+    """
     kept: Obj = _keep(_keep_our_managed_fields(obj), _DEPLOYMENT)
 
     # Metadata. In managedFields, only entries about the spec are equal in all Deployments, and can be shared.

@@ -82,7 +82,8 @@ class PlanWriter:
         def record_answer(write: Write, answer: Obj, sent: Obj | None = None) -> None:
             """Keep an answer, the fields of `sent` that it lacks, and whether the watch saw a version of others.
 
-            The watch notes the versions that it reports during a write: one that is not the answer's is of others.
+            The watch notes the versions that it reports during a write: one that is not the answer's is of others, and
+            sets `others_wrote`. The answers about Secrets, which are not watched, go to `written`, not into the store.
             """
             nonlocal others_wrote
             if sent is not None:
@@ -103,7 +104,7 @@ class PlanWriter:
                 try:
                     applied = await self._apply(resource, obj, must_apply_again=must_apply_again)
                 except (Forbidden, NotFound) as error:
-                    if resource not in MONITORING:
+                    if resource not in MONITORING:  # PodMonitors hold up nothing else
                         raise
                     log.warning("monitor_refused", object=f"{resource.kind} {object_key(obj)}", error=str(error))
                     continue
@@ -159,6 +160,7 @@ class PlanWriter:
         the existing one is ours, it is applied by force; else NotOurs is raised.
         """
         try:
+            # Without force, a field that another manager has applied is a conflict.
             return await self.client.apply(resource, obj, field_manager=FIELD_MANAGER, force=False)
         except Conflict as conflict:
             try:
@@ -211,7 +213,7 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     the garbage collector, and NotDeletedYet is raised until they are gone. Those of a MetalHost are taken over, since
     its grants must not stay for the minutes that this may take: applying them replaces the owner reference.
     """
-    ours, theirs = controller_of(wanted), controller_of(existing)
+    ours, theirs = controller_of(wanted), controller_of(existing)  # the controlling owners
     if ours is None or (theirs is not None and theirs["uid"] == ours["uid"]):
         return
     metadata = wanted["metadata"]

@@ -21,6 +21,7 @@ class AdmissionPrecedence:
         self._no_admissions = asyncio.Event()
         self._no_admissions.set()
         self._reconciles = 0
+        """Objects that are being reconciled now."""
 
     @contextlib.contextmanager
     def admitting(self) -> Iterator[None]:
@@ -38,6 +39,7 @@ class AdmissionPrecedence:
         During admissions one object is reconciled at a time: only if another one is, this one waits until they end, and
         no longer than `LONGEST_WAIT_SECONDS`.
         """
+        # Only if another object is being reconciled, and units are being admitted.
         if self._reconciles and not self._no_admissions.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_WAIT_SECONDS):

@@ -81,7 +81,8 @@ class WriteRefusals:
         self._refusals[resource, key] = refusal
         is_lasting = not _is_reported_if_it_lasts(error) or (now - refusal.since).total_seconds() >= FAILING_SECONDS
 
-        # 2. Compare the report with the last one. Other conditions that have changed are reported with the refusal.
+        # 2. Compare the report with the last one. Other conditions that have changed are reported with the refusal;
+        # messages are not compared.
         report = report_refusal(plan, reason, _describe_refusal(error), generation)
         conditions = (report.status or {}).get("conditions", ())
         reported = frozenset((condition["type"], condition["status"], condition["reason"]) for condition in conditions)
@@ -142,7 +143,7 @@ def report_refusal(plan: Plan, reason: str, message: str, generation: int) -> Pl
         return report
     status = plan.status
     conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
-    kinds = [RECONCILED]
+    kinds = [RECONCILED]  # the conditions that get the refusal as their reason
     # Without a phase, Ready does not report our writes: a host's Ready is its liveness, on which rollouts depend.
     waiting = [kind for kind in ("Ready", *plan.waiting) if conditions.get(kind, {}).get("status") == "False"]
     if "phase" in status and waiting:
@@ -162,7 +163,7 @@ class DroppedFields:
         self._store = store
         self._now = now
         self._dropped: dict[Reconciled, dict[tuple[Resource, ObjectKey], list[str]]] = {}
-        """The dropped fields, by the object for which they were sent, and the one that lacks them."""
+        """The dropped fields, by the object for which they were sent (kind and key), and the one that lacks them."""
         self._answers: dict[Reconciled, tuple[datetime, str]] = {}
         """When the API server last dropped fields, and its version then, by the object for which they were sent."""
 
@@ -177,7 +178,8 @@ class DroppedFields:
     def list_missing(self, writer: Reconciled) -> list[str]:
         """Return the fields that the API server has dropped from existing objects that were written for `writer`.
 
-        Objects that are gone are forgotten; if no dropped field is left, so is the API server's last answer.
+        Objects that are gone are forgotten; if no dropped field is left, so is the time of the API server's last answer
+        (`_answers`).
         """
         dropped = self._dropped.pop(writer, {})
         existing = {child: paths for child, paths in dropped.items() if paths and self._find(child) is not None}
@@ -194,6 +196,7 @@ class DroppedFields:
         the last answer is forgotten, so that `add_condition` notes that of the next one.
         """
         current, answer = self._find(writer), self._answers.get(writer)
+        # Without the condition, there is nothing to try again.
         if current is None or not _lacks_fields(current):
             return False
         if answer is not None:
@@ -215,7 +218,7 @@ class DroppedFields:
             except (ApiError, Unreachable) as error:
                 version = f"of unknown version ({error})"
             self._answers[writer] = self._now(), version
-        asked_at, version = self._answers[writer]
+        asked_at, version = self._answers[writer]  # when the fields were last dropped, and by which version
         message = _describe_dropped(dropped, version)
         report = report_refusal(plan, DROPPED, message, decided["metadata"]["generation"])
         events = plan.events if _lacks_fields(decided) else (*plan.events, *report.events)

@@ -42,7 +42,7 @@ def is_desired(desired: Obj, observed: Obj) -> bool:
     It is if its stamp, the annotation with the digest of what was applied, is that of `desired`, the number of replicas
     is equal, and we still own each field of the spec: nobody else has changed one since.
     """
-    stamped = _read_stamp(desired) or _digest(desired["spec"])
+    stamped = _read_stamp(desired) or _digest(desired["spec"])  # its stamp, or that which it would get
     if _read_stamp(observed) != stamped:
         return False
     if observed["spec"].get("replicas") != desired["spec"].get("replicas"):
@@ -62,7 +62,7 @@ def _is_owned(digest: str, spec: Mapping[str, Any], owned: FieldSet) -> bool:
     if not covers_owned(owned, {name: value for name, value in spec.items() if name != "replicas"}):
         return False
     if len(_OWNED) >= _MOST_REMEMBERED:
-        _OWNED.clear()
+        _OWNED.clear()  # what is needed is compared once more
     _OWNED[key] = owned
     return True
 

@@ -126,7 +126,7 @@ def queue_seconds(pod: Obj, now: datetime) -> float | None:
     By then the queue has certainly looked at it and passed it over. None: it counts as one already, is not in the
     queue, or is promised room there.
     """
-    if not _may_lack_room(pod):
+    if not _may_lack_room(pod):  # it is not in the queue, or is promised room there
         return None
     since = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
     seconds_left = (since + _PASSED_OVER - now).total_seconds()
@@ -176,10 +176,11 @@ def owned(resource: Resource, by: Resource) -> Trigger:
     """Return the trigger by which a change of an object enqueues its controlling owner, an object of `by`."""
 
     def keys(_store: Store, obj: Obj) -> list[ObjectKey]:
-        """Return the controlling owner as the object to reconcile; none if it is of another kind than `by`."""
+        """Return the controlling owner of an object as the one to reconcile; none if it is not of the kind `by`."""
         owner = controller_of(obj)
         if owner is None or (owner["apiVersion"], owner["kind"]) != (by.api_version, by.kind):
             return []
+        # An owner that is cluster-scoped has no namespace.
         return [ObjectKey(obj["metadata"].get("namespace", "") if by.namespaced else "", owner["name"])]
 
     return Trigger(resource, keys, everything)
