@@ -78,7 +78,10 @@ class ChosenAccelerators(NamedTuple):
 
     @property
     def status(self) -> AcceleratorChoice:
-        """The choice in the form of `status.choice`: replicas by accelerator, the same in words, and for which spec."""
+        """The choice in the form of `status.choice`: the replicas on each accelerator, and the same in words.
+
+        `inputs` is the digest of the spec that it was made for; `probing_since` is when the wait for speeds began.
+        """
         message = describe_shares(self.shares)
         return AcceleratorChoice(
             message=message, accelerators=list(self.shares), inputs=self.inputs, probing_since=self.probing_since
@@ -119,6 +122,7 @@ def choose_accelerators(
     names = list_candidates(service, model, table, settings.vendors)
     if not names:
         return None
+    # The last choice stays, with the problem, if nothing can be chosen now.
     last = service.status.choice or AcceleratorChoice()
     last_choice = ChosenAccelerators(shares=last.accelerators, inputs=last.inputs, probing_since=last.probing_since)
     unknown_pools = [name for name in service.spec.scheduling.pools if not table.find_accelerator(name)]
@@ -141,6 +145,7 @@ def choose_accelerators(
         )
         for name in names
     ]
+    # The status lists the speeds on all accelerators, whatever is chosen.
     last_choice = last_choice._replace(speeds=sort_speeds(speed for candidate in checked for speed in candidate.speeds))
     if all(candidate.problem is not None for candidate in checked):
         model_problem = checked[0].model_problem
@@ -167,11 +172,13 @@ def _choose_when_measured(
     prospects = {candidate.accelerator: candidate.prospect for candidate in checked if candidate.prospect is not None}
     candidate_rooms = {accelerator: rooms.count(prospect) for accelerator, prospect in prospects.items()}
     if None in candidate_rooms.values():
-        # A new leader keeps to the last choice until it has planned its first round, which enqueues each service.
+        # None: the room is not counted yet. A new leader keeps to the last choice until the first round of the queue,
+        # in which all that waits is planned; then each service is enqueued.
         if last_choice.shares:
             return last_choice._replace(watched=prospects)
         problem = ServiceProblem("Choosing", "waiting for the first round of the queue", "Progressing")
         return last_choice._replace(problem=problem, watched=prospects)
+    # The replicas that exist, by accelerator. Only a service without any waits for measurements.
     counts = count_replicas(snapshot, service, settings.vendors)
     if not counts and (wait := _find_wait(snapshot, service, last_choice, candidate_rooms, probes)) is not None:
         return wait
@@ -194,6 +201,7 @@ def _find_wait(
     # With pools, their order decides, and no speed.
     if probes is None or last_choice.shares or not wanted_replicas(service) or service.spec.scheduling.pools:
         return None
+    # Classes of the nodes and hosts, such as nvidia-l4x1, that could run a replica if nothing else ran there.
     known_rooms = (room for room in candidate_rooms.values() if room is not None)
     usable_classes = frozenset[str]().union(*(room.device_classes for room in known_rooms))
     unmeasured_classes = list_unmeasured(last_choice.speeds, usable_classes)
@@ -203,7 +211,7 @@ def _find_wait(
         return None
     return last_choice._replace(
         problem=ServiceProblem("MeasuringSpeed", wait.message[:MESSAGE_LENGTH], "Progressing"),
-        again_seconds=(wait.until - snapshot.now).total_seconds(),
+        again_seconds=(wait.until - snapshot.now).total_seconds(),  # when the wait ends at the latest
         probing_since=rfc3339(wait.since),
     )
 
@@ -245,11 +253,11 @@ def _choose_by_room(
     else:
         candidates.sort(key=lambda candidate: candidate.tokens_per_second, reverse=True)
 
-    # 2. Choose. After an edit of the spec, the last choice does not count.
+    # 2. Choose the replicas on each. The last choice does not count after an edit of the spec, which its digest shows.
     last, inputs = service.status.choice or AcceleratorChoice(), _digest_spec(service)
     last_counts = {share.accelerator: share.replicas for share in last.accelerators}
     chosen = choose(wanted_replicas(service), candidates, last_counts if last.inputs == inputs else None)
-    watched = list_watched(candidates, chosen, is_ordered=has_pools)
+    watched = list_watched(candidates, chosen, is_ordered=has_pools)  # those whose room may change the choice
 
     # 3. Time alone may change the choice: a waiting replica may move, and a better pool has had room for long enough.
     recheck_seconds = _list_seconds_to_move(snapshot, candidates, chosen, counts)
@@ -275,7 +283,8 @@ def _describe_candidate(
 ) -> Candidate:
     """Return what `choose` reads of an accelerator: its free room, its replicas, and their speed there.
 
-    `settled` counts the replicas that have waited there for `SETTLE_SECONDS`, so that they may go elsewhere.
+    `could_run`: one would fit there if nothing else ran. `lack`: why there is no room, in words. `settled` counts the
+    replicas that have waited there for `SETTLE_SECONDS`, so that they may go elsewhere.
     """
     problem = checked.problem
     accepted = [float(speed.tokens_per_second or 0) for speed in checked.speeds if speed.refusal is None]
@@ -300,6 +309,7 @@ def _list_seconds_to_move(
     waits: list[float] = []
     for candidate in candidates:
         is_room_elsewhere = any(other.room and not other.refusal for other in candidates if other is not candidate)
+        # More replicas are chosen there than have a node or host.
         has_waiting_replicas = chosen.get(candidate.accelerator, 0) > candidate.running
         if is_room_elsewhere and has_waiting_replicas:
             waiting_since = counts.get(candidate.accelerator, NO_REPLICAS).waiting_since
@@ -326,6 +336,7 @@ def _digest_spec(service: InferenceService) -> str:
 
     A field with its default value is left out, so a field that a later version adds does not change the digest.
     """
+    # CHOICE_INDEPENDENT_FIELDS, such as the number of replicas, are left out, too: their edits choose nothing anew.
     stated = {
         name: value
         for name, value in msgspec.structs.asdict(service.spec).items()

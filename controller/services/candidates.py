@@ -43,6 +43,7 @@ def list_candidates(
     pool of the service has another one. Pools that do not exist are left out. Without pools, `auto` stands for all
     accelerators that have devices, and for hosts.
     """
+    # The accelerator by the spec and its Model. Without the Model, that of the spec alone, which may be None.
     stated = accelerator_of(service, model) if model is not None else service.spec.hardware.accelerator
     of_pools = dict.fromkeys(table.find_accelerator(name) for name in service.spec.scheduling.pools)
     of_pools.pop("", None)  # find_accelerator returns "" for a pool that does not exist
@@ -51,7 +52,7 @@ def list_candidates(
     # Pools of other accelerators than that of the Model are a choice, unless the service itself states one.
     if service.spec.hardware.accelerator is None and of_pools.keys() - {stated}:
         return tuple(of_pools)
-    return ()
+    return ()  # a single one, or none: there is no choice
 
 
 def state_accelerator(
@@ -106,6 +107,7 @@ def check_candidate(
     """
     table = read_pools(store, settings.vendors)
     service = state_accelerator(service, accelerator, table, 1)
+    # Companions are the further Models of a service, such as a draft model.
     assumed_model = _assume_weights(model) if model is not None else None
     assumed_companions = [
         companion._replace(model=_assume_weights(companion.model)) if companion.model is not None else companion
@@ -119,13 +121,17 @@ def check_candidate(
     if prospect is not None:
         key = ObjectKey(service.metadata.namespace, service.metadata.name)
         speeds = find_speeds(key, service, accelerator, replica.checked.served)
+        # The queue reads the speeds from the unit, which is what it places: they say where it may be, and where better.
         profile = read_speeds(speeds, service.spec.placement)
         prospect = prospect._replace(unit=replace(prospect.unit, speeds=profile))
     return CheckedCandidate(accelerator, problem, replica.checked.model_problem, prospect, speeds)
 
 
 def _assume_weights(model: Model) -> Model:
-    """Return a Model as if its weights were on its volume; one whose weights are copied to nodes stays as it is."""
+    """Return a Model as if its weights were on its volume, which its condition Cached says.
+
+    Unchanged stay a Model without that condition, one whose weights are there, and one that copies them to nodes.
+    """
     cached = find(model.status.conditions, _CACHED)
     if cached is None or cached.status == "True" or model.spec.cache.scope == "node":
         return model
@@ -165,7 +171,7 @@ def _build_prospect(
     # Without an engine in a pod, it is a process on a host.
     if choice is None:
         spec, bytes_needed = service.spec, replica.checked.memory.total_bytes
-        if bytes_needed is None:
+        if bytes_needed is None:  # the memory of a replica is unknown
             return None
         process = build_process_spec(service, served, bytes_needed)
         selector, tolerations = frozenset(spec.node_selector.items()), tuple(spec.tolerations)
@@ -180,7 +186,7 @@ def _build_prospect(
     unit = _build_unit(service, count_requests(pod), pools, build_requirement(pod, None))
     # A volume of its own, such as a copy on a node, is made where a pod can be.
     is_restricted_by_volumes = served.model.spec.cache.scope != "node" and bool(mounted_claims(pod))
-    metadata = {"namespace": service.metadata.namespace, "uid": ""}
+    metadata = {"namespace": service.metadata.namespace, "uid": ""}  # there is no such pod yet
     return ProspectiveReplica(unit, {"metadata": metadata, "spec": pod} if is_restricted_by_volumes else None)
 
 
@@ -199,7 +205,7 @@ def _build_unit(
         priority=service.spec.priority,
         # It does not exist yet, so all that wait are before it.
         enqueued_at=math.inf,
-        parts=(need,),
+        parts=(need,),  # one pod or process
         pools=pools,
         requirement=requirement,
         is_protected=service.spec.eviction_protection,

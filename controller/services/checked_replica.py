@@ -79,6 +79,7 @@ def check_replica(
     )
     # A limit of the controller is reported before any other problem.
     out_of_scope = refuse_hosts(accelerator, settings.vendors, settings.limits) if accelerator is not None else None
+    # `refuse` takes the Models to serve out of the outcome, and puts this problem in place of its own.
     exceeded = out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits)
     if exceeded:
         checked = checked.refuse(ServiceProblem(*exceeded, "Failed"))
@@ -90,6 +91,7 @@ def check_replica(
         checked = checked.refuse(pool_problem) if pool_problem is not None else checked
 
     choice = choose_engine(service, accelerator, checked, settings)
+    # A pod that cannot be made leaves no engine.
     if pod_problem := find_pod_problem(service, checked.served, choice, settings):
         checked, choice = checked.refuse(pod_problem), None
     return CheckedReplica(accelerator=accelerator, checked=checked, devices=devices, choice=choice)

@@ -102,15 +102,16 @@ def _describe_class(
         record: a measured speed, which is preferred to the estimate.
         demands: spec.placement of the service: its least speed and fit.
     """
+    # The fit counts all memory of the devices, not only what is free now; the speed is that of the estimate.
     level = fit.level_if_idle if fit is not None else None
     estimated = fit.speed if fit is not None else None
     speed, low, high = None, None, None
     source: SpeedSource | None = None
     measurements: int | None = None
-    if record is not None:
+    if record is not None:  # _SOURCES has the word of the status for each method
         speed, source = record.tokens_per_second, _SOURCES["measured"]
     elif estimated is not None:
-        low, speed, high = estimated.generation
+        low, speed, high = estimated.generation  # tokens a second
         source, measurements = _SOURCES[estimated.method], estimated.measurements or None
     least = demands.min_tokens_per_second
     refusal: SpeedRefusal | None = None
@@ -182,17 +183,20 @@ class SpeedAssessor:
         if accelerator is None or vendor is None or served is None:
             return ()
         request = request_devices(service, vendor) if vendor.in_pods else NO_DEVICES
+        # A request without a resource asks for no device, or claims devices.
         if request.resource not in {None, vendor.resource, vendor.shared_resource}:
             return ()  # a partition of a device: the classes are those of whole devices
         model_hash = hash_model(served.model, served.runtime, service.spec)
         records = self._measured.list_classes(model_hash, key.namespace)
         classes = self._list_classes(accelerator)
         corrections = self._measured.corrections.select(key.namespace)
+        # By class, how far measurements of other models differed from their estimates.
         class_corrections = tuple(
             corrections.find(devices.vendor, scale_class(devices.device_class, request.number), served.runtime)
             for devices in classes
         )
         inputs = (served, service.spec, request.number, classes, records, class_corrections)
+        # _assessed has the last inputs and the speeds that followed, by service and then by accelerator.
         assessed = self._assessed.setdefault(key, {})
         last_inputs, speeds = assessed.get(accelerator, (None, ()))
         if last_inputs != inputs:

@@ -41,6 +41,7 @@ def find_replica_class(
     node = snapshot.get(NODES, ObjectKey("", place))
     if node is None:
         return None
+    # An accelerator without a resource to count its devices by is the processor of the nodes, if it is in pods.
     for name in names:
         if vendors[name].resource is not None and (device_class := find_node_class(service, name, vendors[name], node)):
             return device_class
@@ -64,6 +65,7 @@ def find_node_class(service: InferenceService, accelerator: str, vendor: Vendor,
     devices = request_devices(service, vendor)
     product = labels.get(vendor.product_label or "", "")
     allocatable: dict[str, str] = node["status"]["allocatable"]
+    # A request has a `resource` for devices of a device plugin, and a `need` for devices that it claims.
     if not product or devices.resource is None or not devices.number or devices.need is not None:
         return None
     if allocatable.get(devices.resource, "0") == "0" or read_share(accelerator, vendor, labels) is not None:
@@ -74,7 +76,10 @@ def find_node_class(service: InferenceService, accelerator: str, vendor: Vendor,
 
 
 def _find_processor_class(snapshot: Snapshot, service: InferenceService, node: Obj) -> str | None:
-    """Return the class of the processor of a node with the cores of a replica; None if it is unknown."""
+    """Return the class of the processor of a node with the cores of a replica; None if it is unknown.
+
+    A class names the processor and a number of cores, since the speed of a replica depends on both.
+    """
     fitness = snapshot.read(NODE_FITNESSES, ObjectKey("", node["metadata"]["name"]), NodeFitness)
     stated = service.spec.resources.cpu
     cores = parse_quantity(node["status"]["allocatable"].get("cpu", "0") if stated is None else stated)

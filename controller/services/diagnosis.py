@@ -65,7 +65,7 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
     for condition in deployment.get("status", {}).get("conditions", []):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             message: str = condition.get("message", "")
-            if (match := _MISSING_CLASS.search(message)) is not None:
+            if (match := _MISSING_CLASS.search(message)) is not None:  # Pomona's own classes
                 message = (
                     f"PriorityClass {match[1]} does not exist, so no pod can be created: kubectl apply --server-side "
                     "-f deploy/install/priority-classes.yaml"
@@ -92,7 +92,7 @@ def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> Servi
             return ServiceProblem(reason, f"pod {name}: {condition.get('message', 'no node fits')}", "Pending")
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting", {})
-        if waiting.get("reason") in _BROKEN:
+        if waiting.get("reason") in _BROKEN:  # the kubelet cannot start it
             ended = _describe_last_end(container, memory)
             return ServiceProblem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
     for container in status.get("containerStatuses", []):
@@ -216,6 +216,7 @@ def _list_closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[
     cordoned = [capacity.host for capacity in capable if capacity.is_cordoned]
     paused = [capacity for capacity in capable if capacity.pause and not capacity.is_cordoned]
     flapping = [capacity for capacity in capable if capacity.distrust]
+    # A host counts as short of memory only if it is neither cordoned, nor paused, nor flapping.
     named_for_another_reason = {*cordoned, *(capacity.host for capacity in (*paused, *flapping))}
     short = [
         capacity.host
@@ -334,7 +335,7 @@ def _diagnose_unbound(
         message += f", or run `pomona agent` on a host that has {size_text(needed)} free"
         return ServiceProblem(reason, "; ".join((message, *(hosts.state for hosts in closed[1:]))), "Pending")
     if not eligible:
-        host, why = next(iter(rejecting.items()))
+        host, why = next(iter(rejecting.items()))  # neither closed nor eligible: it has rejected one
         return ServiceProblem("Rejected", f"host {host} rejected it: {why}", "Failed")
 
     # 3. Of these, the hosts with enough free memory.

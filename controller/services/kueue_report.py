@@ -40,7 +40,7 @@ NO_REPORT: Final = KueueReport()
 
 
 def read_kueue(service: InferenceService, store: Store, queues: KueueQueues | None) -> KueueReport:
-    """Return why a service cannot be given to Kueue, or the place in its queue of the first of its pods that waits.
+    """Return why a service cannot be given to Kueue, or its standing: the place there of its first pod that waits.
 
     Neither, if the service is in another mode, or none of its pods waits. `queues` is what the controller has read of
     Kueue; None: it reads nothing of it.
@@ -52,10 +52,10 @@ def read_kueue(service: InferenceService, store: Store, queues: KueueQueues | No
     queue = store.get(LOCAL_QUEUES, name, namespace)
     if queue is not None:
         standing = queues.find_standing(namespace, pods)
-        if standing is None:
+        if standing is None:  # no pod waits for Kueue
             return NO_REPORT
         return KueueReport(standing=standing._replace(stopped=_explain_stop(queue)))
-    if not queues.local_queues.exists:
+    if not queues.local_queues.exists:  # the controller finds no LocalQueues in the cluster
         return KueueReport(ServiceProblem("KueueMissing", _MISSING, "Failed"))
     message = f"LocalQueue {name} does not exist in namespace {namespace}: create it, or edit spec.scheduling.queueName"
     return KueueReport(ServiceProblem("LocalQueueNotFound", message, "Pending"))
@@ -70,7 +70,7 @@ def explain_kueue_wait(problem: ServiceProblem | None, standing: KueueStanding |
 
 def build_kueue_status(standing: KueueStanding) -> Obj:
     """Return `status.queue` of a service that waits for Kueue."""
-    place = standing.place
+    place = standing.place  # None: not known; the message says why
     queue = QueueStatus(
         pool=f"kueue/{standing.queue}",
         position=place.position if place else None,

@@ -59,7 +59,7 @@ def observe_hosts(
         return Replicas(total=0)
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
 
-    # 1. Read all hosts only for a replica that waits for one of them, or may move.
+    # 1. Read all hosts only for a replica that waits for one of them, or may move because the annotation asks it.
     requested_at = service.metadata.annotations.get(REBALANCE_AT)
     is_waiting = len(processes) < wanted or any(process.spec.host_name is None for process in processes)
     if is_waiting or is_requested(requested_at, snapshot.now):
@@ -89,7 +89,7 @@ def observe_hosts(
         displacements=find_displacements(processes, read_orders(snapshot.store), demands.tolerations, moving_uids),
     )
 
-    # 3. Plan the steps, and describe the replicas.
+    # 3. Plan the steps, and describe the replicas. `taken` are the names that no new process may have.
     taken = {obj["metadata"]["name"] for obj in children}
     steps = plan_steps(
         service, spec, wanted, grouped, exposed=exposed, taken=taken, capacities=capacities, now=snapshot.now
@@ -112,6 +112,7 @@ def _describe_replicas(
     """Return the counts of the replicas on hosts, their most severe problem, and the next steps.
 
     Kept processes are those that are wanted; surplus ones are too many, and superseded ones serve until kept ones do.
+    `ready` counts for the wanted spec alone, at most `wanted`; `available` counts all that serve on hosts that live.
     """
     # A displaced process, which is about to leave its host, has the wanted spec and counts while it answers.
     displaced = (leaving.process for leaving in grouped.displaced)
@@ -135,7 +136,7 @@ def _find_recheck_seconds(
     steps: MetalProcessSteps, grouped: SortedProcesses, problems: Sequence[ServiceProblem | None]
 ) -> float | None:
     """Return the seconds after which a service is decided again although no event enqueues it; None: it need not be."""
-    if any(problem is not None and problem.reason == "Binding" for problem in problems):
+    if any(problem is not None and problem.reason == "Binding" for problem in problems):  # it fits on a host already
         # It will be bound in a moment, or other processes will take the memory that is free for it now.
         return BINDING_SECONDS
     if grouped.superseded and any(process.spec.host_name is None for process in grouped.kept):
@@ -244,6 +245,7 @@ def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconcile
     """
 
     async def observe(_client: Client, snapshot: Snapshot, key: ObjectKey) -> float | None:
+        # The result becomes the `inputs` of the snapshot, which `decide_release` reads.
         process = snapshot.get(METAL_PROCESSES, key)
         host = process["spec"].get("hostName") if process else None
         return wait_seconds(host) if host else None
@@ -252,8 +254,8 @@ def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconcile
         resource=METAL_PROCESSES,
         decide=decide_release,
         observe=observe,
-        reads=_release_facts,
-        triggers=(Trigger(METAL_HOSTS, _deleted_processes_of_host, serving_facts),),
+        reads=_release_facts,  # a change of the process that matters
+        triggers=(Trigger(METAL_HOSTS, _deleted_processes_of_host, serving_facts),),  # a change of a host
     )
 
 

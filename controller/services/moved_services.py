@@ -50,6 +50,7 @@ class MovedServices:
         self._current: set[ObjectKey] = set()
         """Services of which nothing has changed since they were read."""
         self._decided: dict[ObjectKey, _DecidedService] = {}
+        """The last view and status of each service that waits, for as long as its decision holds."""
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service, of which something has changed."""
@@ -67,17 +68,19 @@ class MovedServices:
         Only a service that waits whole is kept: all of its replicas are in the queue, and until the plan is due again
         nothing but their place is to change. It is not kept if the store has changed since the view was built.
         """
+        # 1. The view must be as new as the store.
         inputs: ServiceInputs | None = snapshot.inputs
         if inputs is None or inputs.view is None or inputs.revision != snapshot.store.revision:
             return
         view, now, again_seconds = inputs.view, snapshot.now, plan.again_seconds
+        # 2. The service must wait whole. An event since `report` takes it out of `_current`.
         has_changed_since = key not in self._current
         if has_changed_since or not waits_whole(view) or plan.status is None or again_seconds is None:
             return
         # Of a service with a choice of accelerators or with endpoints, more may change than its place.
         if view.accelerator_choice is not None or view.endpoints:
             return
-        # Fields that no status is built from are replaced by their empty defaults.
+        # 3. Keep it. Fields that no status is built from are replaced by their empty defaults, to save memory.
         no_replicas = Replicas(total=0)
         replicas = msgspec.structs.replace(view.replicas, **{name: getattr(no_replicas, name) for name in _UNREPORTED})
         # A decision that is due again only to read the Secret holds for longer: a service that waits does not use it.
@@ -88,8 +91,9 @@ class MovedServices:
     def report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
         """Return a plan that only reports the place of a service; None: it must be decided, as more may have changed.
 
-        With None, the caller decides now. The service is noted as current until an event calls `forget`, so that `keep`
-        sees whether something has changed while it was decided.
+        The reconciler calls this first. With None, it decides about the service, and gives the plan to `keep` if that
+        writes the status alone. From now on the service is current until an event calls `forget`: so `keep` sees if
+        something has changed meanwhile.
         """
         plan = self._find_report(snapshot, key)
         if plan is None:
@@ -106,12 +110,14 @@ class MovedServices:
         if decided_service is None or not decided_service.since <= now < decided_service.until:
             return None
         service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
+        # _identify: uid, generation and time of deletion.
         if service is None or _identify(service) != _identify(decided_service.view.service):
             return None
         standing = self._find_standing(key, recall_standing(service.status.queue))
         if standing is None:
             return None
         view = msgspec.structs.replace(decided_service.view, service=service, standing=standing)
+        # Fields that the view does not give, such as the traffic, stay as they were decided.
         status = decided_service.status | build_status(view, None)
         seconds = min(decided_service.again_seconds, (decided_service.until - now).total_seconds())
         return Plan(status=status, events=build_events(service, status), again_seconds=seconds)

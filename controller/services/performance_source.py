@@ -54,10 +54,12 @@ class PerformanceSource:
         """The ConfigMaps, which a controller of some namespaces may not read."""
         self._store = store
         self._writing = asyncio.Lock()
+        """Held during a write, so that one write does not remove what another one adds."""
         self._enqueue = enqueue
         self._model_hashes: dict[ObjectKey, str] = {}
         """The hash of the model of each service that shows a speed, or will."""
         self._problems: Mapping[ObjectKey, BenchmarkProblem] = {}
+        """Why the last benchmark of a service has measured nothing."""
         table.subscribe(self._enqueue_services_of)
 
     async def write(self, leading: Leading, model_hash: str, key: RecordKey, record: MeasuredPerformance) -> None:
@@ -66,7 +68,7 @@ class PerformanceSource:
         Each write states all measurements of a model, so only one write goes on at a time. Raises as `Client`.
         """
         async with self._writing:
-            if not self.kind.exists:
+            if not self.kind.exists:  # the stored ConfigMaps are not known yet, or cannot be read
                 # A write that leaves out those that are stored would remove them.
                 raise Unreachable(f"measurements in ConfigMaps of {CONTROLLER_NAMESPACE} are not listed yet")
             name = name_config_map(model_hash)
@@ -85,7 +87,7 @@ class PerformanceSource:
                 return
             obj = build_config_map(model_hash, stored.data)
             if stored_map is not None:
-                # Another leader may have written a measurement that this watch cache has not yet.
+                # Another leader may have written a measurement that this watch cache has not yet: then the write fails.
                 obj["metadata"]["resourceVersion"] = stored_map["metadata"]["resourceVersion"]
             leading.require_leadership()
             answer = await leading.client.apply(CONFIG_MAPS, obj, field_manager=FIELD_MANAGER)
@@ -106,6 +108,7 @@ class PerformanceSource:
         The service is enqueued from now on when a measurement of the model changes.
         """
         self._model_hashes[key] = model_hash
+        # By device class, such as nvidia-l4x2: the measurements that the namespace of the service may see.
         records = self.table.list_classes(model_hash, key.namespace)
         measured_classes = [name for name in sorted(device_classes) if name in records]
         if not measured_classes:

@@ -25,7 +25,7 @@ def report_placement(
 
     Args:
         note: the place that this leader has chosen, with the others that it compared; None: it has chosen none, so the
-            last report stays.
+            last report stays while a replica is there. Without a score, others were evicted for the replica.
         last: the last report. Its place is `node/NAME` or `host/NAME`, and so is `note.cell`: a cell is a node or host
             as the queue sees it.
         speeds: the speed by device class.

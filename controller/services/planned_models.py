@@ -38,12 +38,13 @@ def is_header_missing(copy: ClusterCopy, manifest: Obj) -> bool:
     False also for sources that cannot be read from here (file, ollama), and for a manifest that cannot be decoded.
     """
     try:
+        # A status in the manifest does not count.
         model = msgspec.convert({**manifest, "status": {}}, Model)
     except msgspec.ValidationError:
         return False
     if model.spec.stated_bytes is not None or model.spec.source.partition("://")[0] in {"file", "ollama"}:
         return False
-    return _find_alike(copy, model, None) is None
+    return _find_alike(copy, model, None) is None  # None: it is not about an edit
 
 
 def assume_inspection(
@@ -66,6 +67,7 @@ def assume_inspection(
     obj = copy.store.get(MODELS, key.name, key.namespace)
     if model is None or obj is None or model.status.observed_generation == model.metadata.generation:
         return ""
+    # Decide as the reconciler of Models would while no Job, pod or claim of the Model exists.
     status, note = decide_model(model, ObservedModel(), copy.settings.pods, now).status or {}, ""
     if status.get("phase") == "Pending":  # it is valid, and only its inspection is missing
         assumed = _assume_facts(copy, model, earlier, headers.get(key))
@@ -103,6 +105,7 @@ def _find_alike(copy: ClusterCopy, model: Model, earlier: Obj | None) -> Model |
         status = obj.get("status") or {}
         # The status of an edited Model is about its earlier source.
         is_current = status.get("observedGeneration") == obj["metadata"].get("generation")
+        # status.layout, the sizes of the network, is known once the header was read.
         if obj["spec"].get("source") == model.spec.source and status.get("layout") and is_current:
             for candidate in readable([obj], Model):
                 if tuple(candidate.spec.files) == tuple(model.spec.files):

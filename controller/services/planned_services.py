@@ -68,7 +68,7 @@ class _CopiedRooms:
 
     def count(self, prospect: ProspectiveReplica) -> CandidateRoom:
         """Return the room for replicas like this one that is left once all that waits in the copy has its place."""
-        if self._counter is None:
+        if self._counter is None:  # at the first call, forecast the queue of the copy to its end
             copy, now = self._copy, self._now
             end_of_queue = forecast(copy.list_cells(), copy.list_units(now), copy.rules, now.timestamp())
             self._counter = RoomCounter(end_of_queue.cells, end_of_queue.round, planned=end_of_queue.cells)
@@ -129,7 +129,7 @@ def _identify(resource: Resource, key: ObjectKey, now: datetime) -> Obj:
     """Return the metadata that the API server would give to a new object."""
     return {
         "uid": f"{_TEMPLATE}-{resource.kind}-{key.namespace}.{key.name}",
-        "resourceVersion": _NEW_VERSION,
+        "resourceVersion": _NEW_VERSION,  # `revise` counts it up
         "creationTimestamp": rfc3339(now),
     }
 
@@ -155,6 +155,7 @@ def _plan_service(
     # 2. Decide about it as the controller would.
     rooms, pods = _CopiedRooms(copy, now), copy.settings.pods
     chosen = choose_accelerators(snapshot, service, pods, rooms, find_speeds=speeds.find_speeds)
+    # The view has what follows from the store: the replicas, and the blocker if none can be created.
     view = build_view(snapshot, key, service, pods, ViewFacts(accelerator_choice=chosen))
     if view.blocker is not None and view.wanted:
         return PlannedService(key, _explain_problem(view.blocker), notes)
@@ -228,12 +229,12 @@ def _put_pods(copy: ClusterCopy, view: ServiceView, key: ObjectKey, now: datetim
     """The pods that stay, by the name of their Deployment."""
     for pod in copy.store.by_index(PODS, SERVICE_INDEX, namespaced(*key)):
         if "deletionTimestamp" not in pod["metadata"]:
-            pods_of.setdefault(find_template(pod)[0], []).append(pod)
+            pods_of.setdefault(find_template(pod)[0], []).append(pod)  # find_template: name, then template
     if not view.wanted:
         for pods in pods_of.values():
             _remove_pods(copy, pods)
     bypasses_queue = False
-    for _, desired in view.replicas.apply:
+    for _, desired in view.replicas.apply:  # the Deployments to write
         existing = pods_of.get(desired["metadata"]["name"], [])
         new_pods = _roll_out(copy, desired, existing, now)
         bypasses_queue = bypasses_queue or not all(is_gated(pod) for pod in new_pods)
@@ -253,7 +254,7 @@ def _roll_out(copy: ClusterCopy, desired: Obj, existing: Sequence[Obj], now: dat
     inherited_places: list[str] = []
     template, mark = _TEMPLATE, read_template_mark(desired["spec"]["template"])
 
-    # 1. Remove pods, and put the Deployment.
+    # 1. Remove pods, and put the Deployment: with its template as it is, only the number of pods changes.
     if observed is not None and _has_template(observed, desired):
         if existing:
             _deployment_name, template = find_template(existing[0])
@@ -261,7 +262,7 @@ def _roll_out(copy: ClusterCopy, desired: Obj, existing: Sequence[Obj], now: dat
         missing = max(0, wanted - len(existing))
         surplus = max(0, len(existing) - wanted)
         _remove_pods(copy, _sort_by_removal(existing)[:surplus])
-    else:
+    else:  # a new Deployment, or another template
         waiting = [pod for pod in existing if is_gated(pod)]
         placed = _sort_by_removal(pod for pod in existing if not is_gated(pod))
         inherited_places = [format_place(find_place(pod, 0.0)) for pod in waiting]
@@ -294,6 +295,7 @@ def _has_template(observed: Obj, desired: Obj) -> bool:
     earlier, later = (
         (deployment["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS) for deployment in (observed, desired)
     )
+    # ANNOTATION_INPUTS is a digest of what the user decides about the pods; the number of pods restarts none.
     same = {**desired, "spec": {**desired["spec"], "replicas": observed["spec"].get("replicas")}}
     return earlier == later or is_desired(same, observed)
 
@@ -314,6 +316,7 @@ def _build_pod(deployment: Obj, prefix: str, number: int, annotations: Mapping[s
     template, namespace = deployment["spec"]["template"], deployment["metadata"]["namespace"]
     key = ObjectKey(namespace, f"{prefix}-new-{number}")
     labels = template["metadata"]["labels"] | {"pod-template-hash": prefix.rpartition("-")[2]}
+    # No ReplicaSet is put into the copy. By its name, the queue finds Deployment and template of a pod.
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": prefix, "uid": prefix, "controller": True}
     metadata = {
         "name": key.name,
@@ -331,7 +334,7 @@ def _put_processes(copy: ClusterCopy, view: ServiceView, now: datetime) -> None:
 
     One that has a host is only marked as deleted, since it holds its memory until it ends.
     """
-    for _, made in view.replicas.create:
+    for _, made in view.replicas.create:  # each with its resource
         identity = _identify(METAL_PROCESSES, object_key(made), now)
         copy.store.put(METAL_PROCESSES, {**made, "metadata": {**made["metadata"], **identity}})
     for ref in view.replicas.delete:

@@ -151,6 +151,7 @@ def _refuse_model(model: Model, *, in_pods: bool) -> ServiceProblem | None:
         return ServiceProblem("ModelNotReady", f"waiting for Model {name} to be inspected", "Pending")
     cached = find(model.status.conditions, "Cached")
     if model.status.phase == "Failed":
+        # The condition that says why: Ready is about the inspection, Cached about the weights.
         failed = ready if ready.status != "True" else cached
         # Weights that cannot be put on a volume are no obstacle for hosts, which fetch by themselves.
         if failed is ready or in_pods:
@@ -275,8 +276,10 @@ def _warn_of_small_devices(
 ) -> str | None:
     """Return a remark if the scheduler may choose a device that is too small, since no field holds it off."""
     hardware, needed = service.spec.hardware, memory.device_bytes_each
+    # A field chooses the devices already, or they are parts of devices, or claimed.
     if hardware.memory or hardware.products or request_devices(service, vendor).resource != vendor.resource:
         return None
+    # Without memory_label, nodes do not state the memory, so hardware.memory could not be set.
     if needed is None or smallest_bytes is None or needed <= smallest_bytes or vendor.memory_label is None:
         return None
     least_gib = math.ceil(needed / float(ACCEPTED_SHARE) / GIB)
@@ -394,6 +397,7 @@ def _find_device_problem(
     field, stated = "hardware.memory", hardware.memory
     if hardware.device_selector is not None:
         field, stated = "hardware.deviceSelector.memory", hardware.device_selector.memory
+    # The sizes known of the cluster and of products are those of whole devices, not of parts or of claimed ones.
     if stated is not None:
         limit, place = quantity_bytes(stated), f"{field} is {stated}"
     elif largest_device_bytes is not None and devices.resource == vendor.resource:
@@ -409,6 +413,7 @@ def _find_device_problem(
         f"a replica needs {size_text(needed.device_bytes_each)} on each of {devices.number} devices "
         f"({needed.text()}); {place}: {way_out(workload, service.spec, limit, devices.number)}"
     )
+    # Final, unless the devices of the cluster are known, to which an autoscaler may add larger ones.
     if stated is not None or largest_device_bytes is None:
         return ServiceProblem(DEVICE_TOO_SMALL, message, "Failed")
     message += "; or state in hardware.memory what nodes have that an autoscaler adds"
@@ -425,6 +430,7 @@ def _find_largest_product(service: InferenceService, model: Model) -> int | None
 def _explain_understated(memory: ModelMemory) -> str:
     """Return why the stated memory of a Model is too little: less than by its header, or not more than the file."""
     least, stated = memory.least_bytes or 0, size_text(memory.stated_bytes or 0)
+    # Without a header, the least is the size of the file, and serving it takes more than that.
     if memory.measured_bytes is None:
         return (
             f"the file alone has {size_text(least)}: raise spec.memoryBytes of Model {memory.name}, which is {stated}, "

@@ -101,6 +101,7 @@ def update_trouble(trouble: ProbeTrouble | None, probe: Probe, now: float) -> Pr
     if probe.result.ok:
         return ProbeTrouble(failures, failed=probe.failed) if probe.failed else None
     error_since, unknown_since = probe_trouble.error_since, probe_trouble.unknown_since
+    # Reasons in UNKNOWN, such as a time-out, prove nothing; all others are errors.
     if probe.result.reason in UNKNOWN:
         unknown_since = now if unknown_since is None else unknown_since
     else:
@@ -121,6 +122,7 @@ def judge_probe(probe: Probe, last: Answer | None, failing_seconds: float, *, ha
         has_answered: an endpoint of the service has generated a token.
     """
     result = probe.result
+    # It answered, and the message had no note, such as about an endpoint that failed.
     was_well = last is not None and last.result.ok and not last.has_note
     if result.ok and probe.failed is None and was_well:
         return None  # another endpoint answered than before: that is no news

@@ -95,6 +95,7 @@ def wait_for_probes(
     measured_classes = probes.request_probes(service, classes, wait.until)
     if measured_classes is None:  # it is not known yet on which classes a Job can measure
         return wait
+    # Empty: no Job measures any more.
     return wait._replace(classes=tuple(sorted(measured_classes))) if measured_classes else None
 
 

@@ -37,6 +37,7 @@ def build_queue_status(standing: ServiceStanding) -> Obj:
     Empty fields are left out. `ahead` counts by priority those that are before it.
     """
     start = standing.start
+    # The cells (nodes or hosts) that it is promised, and the services of which replicas end for it.
     nominated = QueueNomination(cells=[*standing.cells[:_MOST_LISTED]], victims=[*standing.victims[:_MOST_LISTED]])
     queue = QueueStatus(
         pool=standing.pool,
@@ -99,8 +100,10 @@ def explain_wait(problem: ServiceProblem | None, standing: ServiceStanding | Non
         return problem
     waits_for_host = problem.phase == "Pending" and problem.reason in WAITS_FOR_HOST
     waits_for_others = waits_for_host and standing.reason in _CAUSED_BY_OTHERS
+    # QUEUED: a pod that is in the queue. BINDING: a process that fits on a host and has not been given to it yet.
     if problem.reason in {QUEUED, BINDING} or waits_for_others:
         return ServiceProblem(standing.reason, standing.message, "WaitingForGPU")
+    # Its own diagnosis stays. Only the phase says that it waits.
     return problem._replace(phase="WaitingForGPU") if waits_for_host else problem
 
 

@@ -101,7 +101,9 @@ class Prober:
         self._on_stale_token = on_stale_token
         self._services: dict[ObjectKey, _ProbedService] = {}
         self._quick: WorkQueue[ObjectKey] = WorkQueue()
+        """The services to probe with a short time-out."""
         self._patient: WorkQueue[ObjectKey] = WorkQueue()
+        """Those that were silent for that time: they are probed with a long one."""
 
     def find_answer(self, key: ObjectKey, question: Question) -> ProbeResult | None:
         """Return the last answer to this question about a service, or None if there is none yet."""
@@ -135,7 +137,7 @@ class Prober:
     async def run(self, leading: Leading) -> None:
         """Probe services while this replica leads, by quick workers, and by patient ones if a service is silent."""
         for key, service in self._services.items():
-            if service.is_well:
+            if service.is_well:  # it answers, and no endpoint is known to fail
                 self._repeat_later(key, service.question)
             else:  # an earlier run may have been cancelled before the answer came
                 self._quick.add(key)
@@ -151,6 +153,7 @@ class Prober:
             async def ask_patiently(key: ObjectKey) -> None:
                 await self._ask(session, leading, key, TOKEN_SECONDS)
 
+            # A probe reads the token and makes at most two rounds of requests: three time-outs.
             lanes.create_task(run_workers(self._quick, ask_quickly, QUICK_WORKERS, 3 * QUICK_SECONDS))
             lanes.create_task(run_workers(self._patient, ask_patiently, PATIENT_WORKERS, 3 * TOKEN_SECONDS))
 
@@ -176,6 +179,7 @@ class Prober:
         if probe.result.reason == TIMED_OUT and timeout_seconds < TOKEN_SECONDS:
             self._patient.add(key)
             return
+        # The Secret has another token than replicas know, or none: a reconcile is to look at it.
         if probe.result.reason in {TOKEN_EDITED, TOKEN_NOT_FOUND}:
             self._on_stale_token(key)
             leading.enqueue(INFERENCE_SERVICES, key)
@@ -184,6 +188,7 @@ class Prober:
         if service.trouble is None:
             self._repeat_later(key, question)
         else:
+            # A service that is silent may be so again, and goes to the patient workers.
             lane = self._patient if probe.result.reason == TIMED_OUT else self._quick
             lane.add_after(key, service.trouble.retry_seconds)
 
@@ -201,15 +206,18 @@ def _note_probe(key: ObjectKey, service: _ProbedService, probe: Probe) -> bool:
     """
     result, last = probe.result, service.last_answer
     now = asyncio.get_running_loop().time()
+    # 1. The trouble, by which the next probe comes soon.
     service.trouble = update_trouble(service.trouble, probe, now)
+    # The endpoints that answered before and still exist.
     answered_before = service.answered_endpoints.intersection(service.question.endpoints)
     if result.ok and probe.endpoint is not None:
         service.answered_endpoints = answered_before | {probe.endpoint}
+    # 2. The answer: the last one stays, if `judge_probe` returns None.
     failing_seconds = service.trouble.failing_seconds(result.reason, now) if service.trouble else 0.0
     judged = judge_probe(probe, last, failing_seconds, has_answered=bool(answered_before))
     if judged is None and not result.ok:
         log.info("probe_unanswered", service=str(key), reason=result.reason, message=result.message)
-    if judged is None or judged == last:
+    if judged is None or judged == last:  # the last answer stays
         return False
     service.take_answer(judged)
     log.info("service_probed", service=str(key), **msgspec.structs.asdict(judged.result))
@@ -235,7 +243,7 @@ async def _probe(
         return Probe(token)
 
     async def ask(endpoint: Endpoint) -> tuple[Endpoint, ProbeResult]:
-        """Request one token from an endpoint; return the result beside it."""
+        """Request one generated token from an endpoint, with the bearer token; return the result beside it."""
         probe = await generate_token(
             session,
             endpoint.url,

@@ -102,6 +102,7 @@ class ServiceSources(NamedTuple):
         service, settings, speeds = _read_service(snapshot, key), self.settings, self.speeds
         if service is None:
             return None
+        # 1. The facts that are not in the watch cache: claims, Kueue, the accelerators, and the place in the queue.
         has_claims = self.devices is None or await self.devices.settle()
         revision, kueue_report = snapshot.store.revision, read_kueue(service, snapshot.store, self.kueue)
         chosen = choose_accelerators(
@@ -116,6 +117,7 @@ class ServiceSources(NamedTuple):
         is_in_kueue = kueue_report != NO_REPORT
         standing = None if is_in_kueue else self.find_standing(key, recall_standing(service.status.queue))
         facts = ViewFacts(self.pacer.may_roll_out(key), standing, kueue_report, chosen, has_claims=has_claims)
+        # 2. The view, and the next step of the token, for which the Secret may be read meanwhile.
         view = build_view(snapshot, key, service, settings, facts)
         has_replicas, all_wait = _has_replicas(snapshot, service), waits_whole(view)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
@@ -139,15 +141,17 @@ class ServiceSources(NamedTuple):
         Its endpoints are probed, the metrics of its pods are read, its pods wait for an update of Pomona, and it is
         decided again when there is room for a prospect, a replica that it might have on another accelerator.
         """
+        # The question is whether an endpoint generates a token; the proof is the answer that an earlier leader got.
         if effects.question is not None:
             self.prober.ask(key, effects.question, effects.proof)
         else:
             self.prober.forget(key)
+        # The target: the pods whose metrics are read.
         if effects.target is not None:
             self.meter.follow(key, effects.target)
         else:
             self.meter.forget(key)
-        self.pacer.set_waiting(key, effects.awaiting)
+        self.pacer.set_waiting(key, effects.awaiting)  # Deployments that an update of Pomona is to change
         if self.rooms is not None:
             self.rooms.follow(key, effects.prospects)
         if effects.is_gone:
@@ -175,13 +179,13 @@ def service_reconciler(sources: ServiceSources) -> Reconciler:
         resource=INFERENCE_SERVICES,
         decide=functools.partial(decide_service, settings=sources.settings),
         triggers=list_triggers(),
-        observe=sources.observe,
-        perform=perform,
-        written=sources.tokens.remember,
-        report=moved.report,
-        decided=moved.keep,
-        outdate=moved.forget,
-        restart=restart,
+        observe=sources.observe,  # reads what is not in the watch cache
+        perform=perform,  # before the writes of a plan
+        written=sources.tokens.remember,  # gets each Secret that was written
+        report=moved.report,  # asked before a decision
+        decided=moved.keep,  # gets each plan that writes no more than the status
+        outdate=moved.forget,  # more may have changed than the place
+        restart=restart,  # before this replica leads
     )
 
 
@@ -223,6 +227,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     pauses = [token.again_seconds, replicas.again_seconds, replacement.again_seconds]
     pauses += [ROTATION_SECONDS if token.rotation or token.patch else None, chosen.again_seconds if chosen else None]
     awaiting, prospects = frozenset(replicas.awaiting), chosen.watched if chosen else {}
+    # Effects go on in this process until the next decision, such as the probes of the question.
     effects = ServiceEffects(view.question, view.proof, target, awaiting=awaiting, prospects=prospects)
     return Plan(
         create=new_secret + replicas.create,
@@ -267,6 +272,7 @@ def _prune_pods(snapshot: Snapshot, view: ServiceView, beside: Sequence[tuple[Re
         # `replicas` names all Deployments whose pods serve until replicas on other accelerators do: the rest may go.
         may_prune = view.blocker is None
     else:
+        # Either the wanted Deployments are known, and all others may go, or enough other replicas are ready.
         has_pods = bool(view.replicas.apply or view.replicas.keep)
         has_successors = view.blocker is None and len(view.replicas.ready) >= view.wanted
         # After a change of accelerator, pods stay until hosts serve in their place. What is beside pods that stay, such
@@ -306,7 +312,7 @@ def _list_labels(view: ServiceView) -> dict[str, str] | None:
     if view.served is None or view.accelerator is None:
         return None
     stated = view.service.spec.resources.memory
-    # `resources.memory` states only the memory of the node that a replica requests, and the tiers count devices, too.
+    # `resources.memory` states only the memory of the node that a replica requests. The label counts devices, too.
     if stated is None or view.memory.device_bytes_each is not None:
         memory_bytes = view.memory.total_bytes
     else:

@@ -44,7 +44,7 @@ def count_replicas(snapshot: Snapshot, service: InferenceService, vendors: Vendo
     in_pods = {
         accelerator: _count_pods(list_service_pods(snapshot, service, label).pods) for accelerator, label in labels
     }
-    on_hosts = _count_processes(snapshot, service)
+    on_hosts = _count_processes(snapshot, service)  # METAL is the accelerator of hosts
     return in_pods | ({METAL: on_hosts} if on_hosts != NO_REPLICAS else {})
 
 
@@ -107,14 +107,17 @@ def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCo
         if process.metadata.deletion_timestamp is None and process.status.phase not in HOLDS_NO_MEMORY
     ]
     hosts = read_hosts(store, {process.spec.host_name for process in processes})
+    # Those that have to leave their host, such as for a taint, or to move to a better one.
     displaced = find_displacements(processes, read_orders(store), service.spec.tolerations, list_moved(processes))
     placed = [
         process
         for process in processes
         if (name := process.spec.host_name) and not is_host_lost(name, hosts) and process.metadata.uid not in displaced
     ]
+    # Hosts with a ready endpoint for the service, by which clients reach its process there.
     exposed = find_exposed_hosts(snapshot.store, metadata.namespace, metadata.name)
     ready = sum(process.status.phase == "Ready" and process.spec.host_name in exposed for process in placed)
+    # Those without a host have waited since they were created.
     created = [process.metadata.creation_timestamp for process in processes if not process.spec.host_name]
     waiting_since = tuple(map(datetime.fromisoformat, created))
     return ReplicaCounts(running=len(placed), ready=ready, waiting_since=waiting_since)

@@ -94,9 +94,10 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
     and devices, is None if a part of it is unknown, or if it is stated and there are no devices to which it applies.
     """
     workload = describe_workload(served)
-    estimated = estimate(workload, service.spec)
+    estimated = estimate(workload, service.spec)  # by the headers; None: one lacks a part
     has_draft = any(companion.role == "draft" for companion in served.companions)
     draft_bytes = sum(estimated.draft) if estimated and estimated.draft else None
+    # Further files (projectors and adapters) are a part of the estimate, and count for their own Models.
     main_bytes = sum(estimated.parts) - estimated.parts.further_bytes if estimated else None
 
     # 1. The memory of each Model.

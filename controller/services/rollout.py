@@ -146,17 +146,17 @@ def sort_processes(
         is_closed = host_spec.is_cordoned or find_untolerated(host_spec.taints, demands.tolerations) is not None
         is_lost = host is not None and is_host_lost(host, hosts)
         has_stopped = process.status.phase in HOLDS_NO_MEMORY
-        has_spec = name is None or is_current(process, name, estimated)
+        has_spec = name is None or is_current(process, name, estimated)  # None: any spec will do
         why = displacements.get(process.metadata.uid)
         if process.metadata.deletion_timestamp is not None:
-            if host is not None and not has_stopped and not is_lost:
+            if host is not None and not has_stopped and not is_lost:  # it still holds memory
                 grouped.terminating.append(process)
         elif not has_spec and (has_stopped or host is None):
             grouped.finished.append(process)
         elif has_stopped and is_closed:
             # The agent takes it after all once memory is free, and knows nothing of cordon and taints.
             grouped.finished.append(process)
-        elif has_stopped:
+        elif has_stopped:  # its host rejected or stopped it
             grouped.rejected.append(process)
         elif has_spec and not is_lost and why is None:
             usable.append(process)
@@ -246,6 +246,7 @@ def plan_steps(
     create: tuple[tuple[Resource, Obj], ...] = ()
     if spec is not None:
         prefix, missing = process_prefix(service.metadata.name, spec), max(0, wanted - len(grouped.kept))
+        # New processes take free numbers, then the places and the moves in turn, and None when these run out.
         unused = (name for number in itertools.count() if (name := f"{prefix}-{number}") not in taken)
         names = itertools.islice(unused, missing)
         created_at = parse_seconds(service.metadata.creation_timestamp) or 0.0
@@ -264,6 +265,7 @@ def _list_edits(grouped: SortedProcesses, spec: MetalProcessSpec) -> tuple[Patch
     """Return the patches of the processes of the wanted spec whose mutable fields the service has edited."""
     patches = []
     for process in (*grouped.kept, *(displaced.process for displaced in grouped.displaced)):
+        # The spec of the process, with those fields (priority, protection, drain time) as the service has them now.
         wanted = with_edits(process.spec, spec)
         if wanted != process.spec:
             patches.append(_patch_spec(process, wanted))
@@ -275,6 +277,7 @@ def _patch_spec(process: MetalProcess, wanted: MetalProcessSpec) -> Patch:
     operations: list[Obj] = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": process.metadata.resource_version}
     ]
+    # MUTABLE_FIELDS: priority, protection and drain, which restart no engine.
     for field in msgspec.structs.fields(MetalProcessSpec):
         value = getattr(wanted, field.name)
         if field.name in MUTABLE_FIELDS and value != getattr(process.spec, field.name):
@@ -332,6 +335,7 @@ def _list_blocking_processes(
             undecided.append(process)
         elif named := [victim for victim in superseded if victim.metadata.uid in nomination.victims]:
             return named
+    # Room is made for one at a time.
     return _find_blocking_processes(undecided[0], grouped, superseded, capacities, demands) if undecided else []
 
 
@@ -354,7 +358,7 @@ def _find_blocking_processes(
         return []
     for capacity in eligible:
         free_bytes, blocking = capacity.free_bytes, []
-        for process in reversed(superseded):
+        for process in reversed(superseded):  # the least useful are last in the list
             if process.spec.host_name == capacity.host and free_bytes < waiting.spec.memory_bytes:
                 blocking.append(process)
                 free_bytes += process.spec.memory_bytes
@@ -372,6 +376,7 @@ def _list_inheritable_places(grouped: SortedProcesses, created_at: float) -> lis
     replaced = (*grouped.superseded, *grouped.rejected, *grouped.finished, *grouped.terminating)
     replaced_places = Counter(find_process_place(process, created_at) for process in replaced)
     inherited_places = Counter(find_process_place(process, created_at) for process in grouped.kept)
+    # The difference has each place as often as no successor has it yet.
     return [format_place(place) for place in sorted((replaced_places - inherited_places).elements())]
 
 
@@ -390,6 +395,7 @@ def _build_process(
     labels = {LABEL_SERVICE: owner.name}
     resource, obj = child(METAL_PROCESSES, name, INFERENCE_SERVICES, owner, labels, spec=without_defaults(spec))
     obj["metadata"]["finalizers"] = [PROCESS_FINALIZER]
+    # ENQUEUED_AT is its place in the queue, MOVES the uid of the process that it replaces on a better host.
     if annotations := {key: value for key, value in ((ENQUEUED_AT, enqueued), (MOVES, moves)) if value}:
         obj["metadata"]["annotations"] = annotations
     return resource, obj

@@ -58,7 +58,11 @@ _OWNED: Final = (SERVICES, RESOURCE_CLAIM_TEMPLATES, *OF_PODS)
 
 
 def list_triggers() -> tuple[Trigger, ...]:
-    """Return the triggers of the reconciler of services."""
+    """Return the triggers of the reconciler of services.
+
+    Each has a kind, the function that finds the services which a change of an object concerns, and the function that
+    returns the part of the object in which a change matters.
+    """
     return (
         *(owned(resource, INFERENCE_SERVICES) for resource in _OWNED),
         owned(METAL_PROCESSES, INFERENCE_SERVICES)._replace(reads=deciding_process),
@@ -126,6 +130,7 @@ def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
     """Return the services that a host serves, and those that wait for a host, each once."""
     served = store.by_index(METAL_PROCESSES, HOST_INDEX, host["metadata"]["name"])
     services = {ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"]): None for obj in served}
+    # A value of the index is NAMESPACE/NAME of a service with a process that waits for a host.
     waiting = (ObjectKey(*value.split("/")) for value in store.index_values(METAL_PROCESSES, WAITING_INDEX))
     return [*(services | dict.fromkeys(waiting))]
 

@@ -84,7 +84,7 @@ def build_view(
     wanted = wanted_replicas(service)
 
     # 1. Its replicas, and the blocker, because of which none can be created now: on one accelerator, or on several.
-    pod_runtime = ""
+    pod_runtime = ""  # stays empty for one accelerator
     if chosen is None:
         described_service = service
         replica = check_replica(
@@ -100,7 +100,7 @@ def build_view(
     checked = replica.checked
     replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
 
-    # 2. Its endpoints; those at the address of a replica are its own.
+    # 2. Its endpoints; only those at the address of a replica are its own, and are sent its token.
     slices = store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = list_ready_endpoints(slices)
     addresses = _list_replica_addresses(snapshot, key, service) if endpoints else set()
@@ -158,6 +158,7 @@ def _observe_replicas(
     pods = observe_pods(
         snapshot, service, checked.served, choice, wanted, settings=settings, may_roll_out=may_roll_out, label=label
     )
+    # No pod is wanted: the replicas are on hosts, or none may be created.
     if checked.served is None or choice is None:
         hosts = observe_hosts(snapshot, service, checked.served, wanted, checked.memory.total_bytes)
         return combine_replicas((pods, hosts))

@@ -108,6 +108,7 @@ def observe_several(
         for part in parts
     ]
     if METAL not in chosen:
+        # Without Models to serve (None), no process is created. Those that are held do not count as ready.
         held_on_hosts = observe_hosts(snapshot, service, None, held.get(METAL, 0))
         observed.append(replace(held_on_hosts, ready=(), problem=None))
     observed += [
@@ -130,6 +131,7 @@ def hold_replicas(wanted: int, chosen: Mapping[str, int], counts: Mapping[str, R
     """
     missing = wanted - sum(min(counts.get(name, NO_REPLICAS).ready, number) for name, number in chosen.items())
     held: dict[str, int] = {}
+    # Those with the most ready replicas first, equal ones by name.
     for name in sorted(sorted(counts), key=lambda name: counts[name].ready, reverse=True):
         not_chosen = counts[name].running - chosen.get(name, 0)
         held[name] = max(0, min(not_chosen, missing))
@@ -148,7 +150,7 @@ def _observe_part(
 ) -> Replicas:
     """Return the replicas on one chosen accelerator: those chosen there, and `held` ones that serve until others do.
 
-    Only as many ready ones count as these are together.
+    Only as many ready ones count as these are together. `labels`: each accelerator with pods, and their label.
     """
     service, checked, choice = part.service, part.replica.checked, part.replica.choice
     kept_and_new = service.spec.replicas + held

@@ -77,7 +77,10 @@ class ReplacementReport(NamedTuple):
         return {**status, **shown, "conditions": [*status["conditions"], *self.conditions]}
 
     def list_events(self, last: SpeedReplacement | None) -> tuple[Event, ...]:
-        """Return the Events by which the replacement has changed since the last status."""
+        """Return the Events by which the replacement has changed since the last status: it has begun, or ended.
+
+        One that ended has moved the replica, or was given up.
+        """
         made = self.replacement
         if made is None or (last is not None and (last.started_at, last.ended_at) == (made.started_at, made.ended_at)):
             return ()
@@ -116,7 +119,7 @@ class SpeedReplacer:
         self.watch = watch
         self._rooms, self._settings, self._find_speeds, self._count = rooms, settings, find_speeds, count
         self._last_replacements: dict[ObjectKey, SpeedReplacement | None] = {}
-        """The last replacement of each service."""
+        """The last replacement of each service, from whose end the cool-down of its namespace counts."""
         self._moving: set[ObjectKey] = set()
         """The services of which a replica is being replaced: those of this leader, and those that it has found."""
 
@@ -145,6 +148,7 @@ class SpeedReplacer:
         watched = self.watch.follow(key, list_expected(snapshot, view, classes, self._settings))
         degraded = (*watched.slow, *list_misfits(snapshot, view, classes, self._settings))
         facts = describe_service(snapshot, view, self._settings)
+        # A replacement under way is dropped or goes on. Without one, a new one begins, or a hold says why none does.
         again_seconds: float | None
         if last is not None and is_active(last) and not self.watch.rules.is_on:
             # The pods follow from `status.replacement`, which is removed.
@@ -157,6 +161,7 @@ class SpeedReplacer:
             last, again_seconds = self._continue(key, last, facts, snapshot)
             reason, detail = _REPLACING if is_active(last) else "CoolDown", last.message
         else:
+            # One that has ended is marked as helpful if the replica is as fast as expected in its new place.
             last = record_recovery(last, watched.healthy) if last is not None else None
             begun_or_hold = self._begin(snapshot, view, degraded, facts, last) if degraded else None
             if isinstance(begun_or_hold, SpeedReplacement):
@@ -212,7 +217,7 @@ class SpeedReplacer:
         hold = find_hold(last, facts, others_in_namespace, snapshot.now, rules, is_other_moving=is_other_moving)
         leaving = find_replica(worst, facts.replicas)
         if hold is not None or leaving is None:
-            return hold or _GONE
+            return hold or _GONE  # _GONE: its pod is about to end
         least_tokens_per_second = least_speed(worst, rules)
         better_place = self._find_better_place(snapshot, view, worst, least_tokens_per_second)
         if isinstance(better_place, ReplacementHold):
@@ -259,6 +264,7 @@ def list_misfits(
     if not tight:
         return []
     accelerators, degraded = (view.accelerator or "").split(","), list[DegradedReplica]()
+    # Where replicas answer: kind and name of the host or node.
     places = {("host", endpoint.host) if endpoint.host else ("node", endpoint.node) for endpoint in view.own_endpoints}
     for kind, name in sorted(places):
         device_class = find_replica_class(snapshot, view.service, accelerators, name, settings.vendors)
@@ -346,6 +352,7 @@ def _list_conditions(
         if not degraded_of_kind and not is_replaced:
             continue
         message = detail
+        # A replica that is being replaced has the message of the replacement, any other one its state.
         if degraded_of_kind and not is_replaced:
             worst = pick_worst(degraded_of_kind)
             state = describe_degraded(worst, find_replica(worst, facts.replicas))

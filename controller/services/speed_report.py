@@ -87,6 +87,7 @@ class SpeedSources(NamedTuple):
         model_hash = ""
         if view.served is not None and not view.served.companions:
             model_hash = hash_model(view.served.model, view.served.runtime, view.service.spec)
+        # The note of the queue about the replica that it placed last; None: this leader has placed none.
         note = self.notes.find(key) if self.notes is not None else None
         placement = report_placement(note, view.service.status.placement, classes, view.replicas.nodes)
         if placement is not None and note is not None:
@@ -98,7 +99,7 @@ class SpeedSources(NamedTuple):
                 places = _list_replica_classes(snapshot, view, vendors)
                 performance = self.measured.find_performance(key, model_hash, places)
             else:
-                self.measured.forget(key)
+                self.measured.forget(key)  # it shows no measured speed
         replacement = self.replacer.report(snapshot, key, view, classes) if self.replacer is not None else None
         return SpeedReport(classes, placement, performance, problem, replacement)
 
@@ -137,9 +138,9 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
     """
     fitting = [speed for speed in classes if speed.refusal is None and speed.fit not in {None, "too_tight"}]
     unknown = [speed for speed in classes if speed.refusal is None and speed.fit is None]
-    true: bool | None = False
+    true: bool | None = False  # None: the condition is Unknown
     if fitting:
-        best = fitting[0]
+        best = fitting[0]  # the classes are sorted, the fastest first
         rate = f", {best.tokens_per_second} tokens/s" if best.tokens_per_second else ""
         number = f"{len(fitting)} of {len(classes)} device classes"
         true, reason = True, "Fits"
@@ -148,6 +149,7 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
         true, reason = None, "Unknown"
         message = f"the memory of a replica on {unknown[0].device_class} is unknown: see the conditions of the Model"
     else:
+        # The reason of the first class that the service refuses, or too little memory everywhere.
         reason = next((speed.refusal for speed in classes if speed.refusal is not None), None) or "TooTight"
         reasons = "; ".join(f"{speed.device_class}: {describe_refusal(speed)}" for speed in classes)
         message = f"fits on no device class; {reasons}"
@@ -156,6 +158,7 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
 
 def _list_replica_classes(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> set[str]:
     """Return the device classes that the replicas of a service run on, of the first `MOST_NODES` nodes and hosts."""
+    # A choice has its accelerators in one text, with commas.
     stated = view.accelerator if view.accelerator_choice is None else view.accelerator_choice.accelerator
     accelerators = (stated or "").split(",")
     places = sorted(view.replicas.nodes)[:MOST_NODES]

@@ -61,7 +61,7 @@ class SpeedWatch:
 
     def follow(self, key: ObjectKey, expected: Mapping[Endpoint, float]) -> WatchedSpeeds:
         """Return the slow and healthy replicas of a service, and compare them with these speeds from now on."""
-        if not expected:
+        if not expected:  # nothing to compare with
             self.forget(key)
             return WatchedSpeeds()
         service = self._services.setdefault(key, _WatchedService(expected))

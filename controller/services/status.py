@@ -120,6 +120,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
         first_word = ready.message.partition(" ")[0]
         if first_word in urls:
             return build_success(first_word, question.mode)
+        # Which of several endpoints answered is not known any more.
         return build_success(urls[0] if len(urls) == 1 else "an endpoint", question.mode)
 
 
@@ -195,6 +196,7 @@ def _judge_without_answer(inputs: ReadyInputs) -> ReadyVerdict:
     and the condition keeps its observedGeneration: the latest one has not answered.
     """
     problem, is_same_spec = inputs.problem, inputs.last_generation == inputs.generation
+    # Nothing has changed, so the condition stays as it is.
     if problem is None and is_same_spec and inputs.last_reason == "Serving":
         return ReadyVerdict(True, "Serving", inputs.last_message)
     if problem is None:
@@ -300,6 +302,7 @@ def _read_ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInp
         problem=_find_problem(view),
         probe=probe,
         can_be_probed=view.question is not None,
+        # Endpoints exist, and none of them is that of a replica.
         foreign=", ".join(addresses[:_MOST_NAMED]) if not view.own_endpoints else "",
         was_ready=last is not None and last.status == "True" and bool(view.own_endpoints),
         generation=view.service.metadata.generation,

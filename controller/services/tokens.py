@@ -106,6 +106,7 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
     is_noted = noted_digest is not None and bool(token)
     if is_noted and not (edited or secret_asks or service_asks):
         return None
+    # A replacement has the digest of the service's annotation or a new identifier; a mere note leaves it as it is.
     if service_asks:
         rotation = wanted
     elif edited or secret_asks or not token:
@@ -143,6 +144,7 @@ def _patch_secret(secret: Obj, service_uid: str, rotation: str, token: bytes, *,
     noted = {TOKEN_DIGEST: _token_digest(service_uid, token)} | ({TOKEN_ROTATION: rotation} if rotation else {})
     kept = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != ROTATE_TOKEN}
     operations: list[Obj] = [
+        # The patch fails if the Secret has another version by now.
         {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
         {"op": "add", "path": "/metadata/annotations", "value": kept | noted},
     ]
@@ -205,6 +207,7 @@ class KnownTokens:
         """
         key = _secret_key(service_key)
         uid, cached, wanted = service.metadata.uid, self._cached.get(key), digest_rotation_request(service)
+        # A cached Secret is used until it is due again, or as long as all replicas wait.
         is_fresh = (
             cached is not None and cached.service_uid == uid and (all_replicas_wait or now < cached.read_again_at)
         )
@@ -228,6 +231,7 @@ class KnownTokens:
             if patch := decide_rotation(secret, uid, wanted):
                 return TokenStep(patch=patch)
             cached = self._cached[key] = _build_cache_entry(secret, uid, now)
+        # Empty: the status has this replacement already.
         rotation = "" if cached.rotation == service.status.token_rotation else cached.rotation
         due = _find_due_time(uid, now) if all_replicas_wait else cached.read_again_at
         return TokenStep(rotation=rotation, again_seconds=(due - now).total_seconds())
@@ -259,7 +263,7 @@ class KnownTokens:
         except NotFound:
             secret = None
         # While this task was reading, another one may have cached a later state of the Secret, which must stay.
-        is_newer_known = self._cached.get(key) is not cached
+        is_newer_known = self._cached.get(key) is not cached  # another entry by now
         if secret is None or not is_token_secret(secret, service_uid):
             if cached is not None and cached.service_uid == service_uid and not is_newer_known:
                 del self._cached[key]
@@ -291,6 +295,7 @@ class KnownTokens:
     def _cache(self, secret: Obj, service_uid: str, now: datetime) -> None:
         """Cache a Secret. If its token must be replaced or noted first, forget it, so that the next step reads it."""
         key = object_key(secret)
+        # "": leave the annotation of the service out of account.
         if decide_rotation(secret, service_uid, "") is not None:
             self._cached.pop(key, None)
         else:

@@ -128,6 +128,7 @@ def measure_traffic(before: Mapping[Endpoint, MetricsSample], after: Mapping[End
     A pod that was read once does not count yet; if none counts, the traffic is unknown.
     """
     per_minute, requests, seconds, is_known = 0.0, 0.0, 0.0, False
+    # REQUESTS and SECONDS are counters of the proxy: requests that have ended, and how long they took together.
     for endpoint, sample in after.items():
         earlier = before.get(endpoint)
         if REQUESTS not in sample.values or earlier is None or sample.at <= earlier.at:
@@ -174,6 +175,7 @@ def _measure_stream(before: MetricsSample, after: MetricsSample) -> float | None
     """
     if any(name not in after.values for name in STREAM_SERIES):
         return None
+    # The proxy counts tokens and seconds of requests beside which no other one ran (lone).
     tokens, seconds = find_increase(before, after, LONE_TOKENS), find_increase(before, after, LONE_SECONDS)
     return tokens / seconds if tokens >= LEAST_TOKENS and seconds > 0 else None
 

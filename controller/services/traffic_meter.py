@@ -128,7 +128,9 @@ class TrafficMeter:
         self._pods = 0
         """Pods of all services."""
         self._due: WorkQueue[ObjectKey] = WorkQueue()
+        """The services whose pods are to be read."""
         self._slots = asyncio.Semaphore(CONNECTIONS)
+        """One slot for each pod that is read at once."""
 
     def find_traffic(self, key: ObjectKey, service_uid: str) -> Traffic | None:
         """Return the traffic of a service; None: this leader has not read its pods yet."""
@@ -152,7 +154,7 @@ class TrafficMeter:
         if service is None or service.target.service_uid != target.service_uid:
             now = asyncio.get_running_loop().time()
             self._services[key] = service = _MeteredService(target, now)
-            self._begin(key, target)
+            self._begin(key, target)  # enqueue the first reading
         service.target = target
 
     async def run(self, leading: Leading) -> None:
@@ -199,10 +201,11 @@ class TrafficMeter:
         _report(service, measured, leading, key, now)
         service.failures = 0 if len(samples) == _count_pods(service.target) else service.failures + 1
         pause = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
+        # Speeds are read at the end of each window of the watch, so no later than that.
         if self._watch is not None:
             pause = min(pause, service.next_speed_at - now)
         pause = self._stretch_pause(max(pause, LEAST_SECONDS))
-        # The pause doubles with each failure in a row.
+        # The service is due again after this pause, which doubles with each failure in a row.
         return min(pause * 2.0**service.failures, max(pause, FAILING_SECONDS))
 
     def _measure(
@@ -217,7 +220,7 @@ class TrafficMeter:
         readings = service.readings
         while len(readings) > 1 and readings[1].at <= now - MINUTE_SECONDS:
             readings.popleft()
-        # The oldest sample of each pod: of one that came later, its first.
+        # The oldest sample of each pod, which replaces newer ones: of one that came later, its first.
         before = {pod: sample for reading in reversed(readings) for pod, sample in reading.samples.items()}
         if samples:
             readings.append(_Reading(now, samples))

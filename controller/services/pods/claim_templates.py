@@ -42,7 +42,7 @@ def list_spent_templates(
     observed = (
         (RESOURCE_CLAIM_TEMPLATES, template) for template in templates if template["metadata"]["name"] not in used
     )
-    return prune(observed, wanted)
+    return prune(observed, wanted)  # without those that are wanted
 
 
 def _list_used(deployments: Iterable[Obj], pods: Iterable[Obj]) -> set[str]:

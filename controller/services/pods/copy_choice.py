@@ -37,6 +37,7 @@ def choose_copies(replicas: int, copies: Mapping[str, CopyPods], coming: int = 0
         coming: number of copies that are still being made: each will take its share, which nobody else gets.
     """
     pods = {name: copies[name] for name in sorted(copies)}
+    # Of each copy, no more pods count than its Deployment asks for (`copy.replicas`).
     placed = {name: min(copy.placed, copy.replicas) for name, copy in pods.items()}
     refused = {name: min(copy.refused, copy.replicas - placed[name]) for name, copy in pods.items()}
 
@@ -51,6 +52,7 @@ def choose_copies(replicas: int, copies: Mapping[str, CopyPods], coming: int = 0
     with_undecided = _fill_up(replicas, kept, {name: kept[name] + undecided[name] for name in pods})
 
     # 3. Give the replicas still missing to the least loaded copies: none to one that refused, some to copies to come.
+    # The share of these is left out of the result: those replicas wait.
     limits = {name: with_undecided[name] if copy.refused else replicas for name, copy in pods.items()}
     coming_names = [f"coming/{number}" for number in range(coming)]
     with_new = _fill_up(

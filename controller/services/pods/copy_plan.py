@@ -66,10 +66,11 @@ def plan_copies(
         replicas_of: dict[str, int] = {}
         for copy in model.status.copies:
             replicas_of[copy.path] = replicas_of.get(copy.path, 0) + count_pods(copy).replicas
+        # The path with the most replicas; of equal ones the last by name.
         serving_path = max(sorted(replicas_of, reverse=True), key=replicas_of.__getitem__)
         usable = {copy.name: copy for copy in model.status.copies if copy.path == serving_path}
 
-    # 2. The replicas beside each of them.
+    # 2. The replicas beside each of them, and the copies that are being made, for which some replicas wait.
     expected = _count_expected(snapshot, model, path)
     chosen = choose_copies(wanted, {name: count_pods(copy) for name, copy in usable.items()}, expected)
     problem = None
@@ -111,5 +112,5 @@ def _count_expected(snapshot: Snapshot, model: Model, path: str) -> int:
         has_failed = outcome.state in {"Failed", "Broken"} or any(map(is_refused, pods))
         claims_of_outcome = failed_claims if has_failed else running_claims
         claims_of_outcome.update(mounted_claims(job["spec"]["template"]["spec"]))
-    # A copy whose Jobs have all failed may succeed later, but replicas do not wait for it.
+    # A copy whose Jobs have all failed (none of them is running) may succeed later, but replicas do not wait for it.
     return len(expected - (failed_claims - running_claims))

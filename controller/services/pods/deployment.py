@@ -87,8 +87,9 @@ def find_pod_problem(
     if choice is not None and not settings.image:
         missing = "pods need a container of Pomona, whose image is unknown: start `pomona controller` with --image"
         return ServiceProblem(NO_IMAGE, missing, "Failed")
-    if choice is None or served is None or options == PodOptions():
+    if choice is None or served is None or options == PodOptions():  # no pod, or no option
         return None
+    # The options are compared with what the pod has without them.
     bare = replace(service, spec=replace(service.spec, pod=PodOptions()))
     pod = build_pod(bare, choice, mounted_weights(served.model), companion_weights(served), settings=settings)
     message = find_option_problem(options, pod)
@@ -155,6 +156,7 @@ def build_deployment(
     own_labels |= {LABEL_ACCELERATOR: label} if label else {}
     selector = {LABEL_SERVICE: owner.name, **own_labels}
     all_weights = (weights, *(of_companion for _companion, of_companion in companions))
+    # By these labels, pods of a volume that is on one node at a time find each other; `mark` is the value.
     claims = label_claims(
         {mounted.claim: mounted.mark for mounted in all_weights if mounted.claim and mounted.has_one_node}
     )

@@ -76,10 +76,10 @@ def choose_first_strategy(node: str, replicas: int) -> Obj:
 def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: int, store: Store) -> Replacement:
     """Return how the pods of a Deployment are replaced from now on, by what became of the last change of its template.
 
-    A change begins with SURGE: one new pod more, and no earlier pod ends before it is ready. If the new pod is refused
-    but would fit in the place of an earlier one, earlier pods make way: maxSurge 0, and some may be unavailable. If it
-    would fit nowhere, the earlier ones serve on, and `lacks_room` says so. For pods that wait for the queue,
-    `limit_unavailable` decides how many may be unavailable.
+    A change begins with SURGE: one new pod more, and no earlier pod ends before it is ready. If the scheduler refuses
+    the new pod for lack of room, but it would fit in the place of an earlier one, earlier pods make way: maxSurge 0,
+    and some may be unavailable. If it would fit nowhere, the earlier ones serve on, and `lacks_room` says so. For pods
+    that wait for the queue, `limit_unavailable` decides how many may be unavailable.
 
     Args:
         observed: the Deployment, which is for no copy of weights.
@@ -87,6 +87,7 @@ def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: 
         replicas: pods that it should have.
         store: has the nodes.
     """
+    # The present strategy tells how far the change has come: with maxSurge 0, earlier pods make way.
     rolling: Obj = (observed.obj["spec"].get("strategy") or {}).get("rollingUpdate") or {}
     placed, is_queued = observed.list_placed(), has_gate(observed.obj)
     # One earlier pod makes way at a time. Replicas that never had room are unavailable already, so they come on top.
@@ -117,6 +118,7 @@ def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: 
     would_fit = any(refusal_fits)
     lacks_room = bool(refusal_fits) and not would_fit and not pods.leaving
     if is_queued:
+        # None: there are pods of one template alone.
         allowed = limit_unavailable(observed.pods, replicas - pods.ending, is_refused=would_fit)
         strategy = _keep_strategy(rolling) if allowed is None else _build_rolling_update(surge=1, unavailable=allowed)
         return Replacement(strategy, lacks_room=lacks_room)
@@ -138,6 +140,7 @@ def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetim
     if not waiting:
         return None
     since = min(datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) for pod in waiting)
+    # Any new pod waits for Kueue for a moment, so the earlier ones stay for some time.
     seconds_left = KUEUE_SECONDS - (now - since).total_seconds()
     if seconds_left > 0:
         return Replacement(SURGE, again_seconds=seconds_left)
@@ -147,6 +150,7 @@ def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetim
 
 def _keep_strategy(rolling: Obj) -> Obj:
     """Return the present strategy if it is one of those for pods that wait for the queue, else SURGE to begin with."""
+    # For the queue there is always one new pod more, and a number of pods that may be unavailable.
     unavailable = rolling.get("maxUnavailable")
     if rolling.get("maxSurge") == 1 and isinstance(unavailable, int):
         return _build_rolling_update(surge=1, unavailable=unavailable)
@@ -161,6 +165,7 @@ def _limit_unavailable(present: object, observed: ObservedDeployment, replicas: 
     """
     if not isinstance(present, int):  # absent, or a percentage that somebody else wrote
         return most
+    # The replicas that scaling adds, negative if it removes some.
     added = replicas - observed.replicas
     if added > 0 and not is_changing(observed.obj):
         added = 0  # the change is rolled out: no earlier pod is left that would have to make way
@@ -180,7 +185,8 @@ def _pair_refused_with_earlier(observed: ObservedDeployment, placed: Sequence[Ob
     Pods of one template ask for the same, so one of each template is enough; pods of other templates may make way.
     """
     status = observed.obj.get("status") or {}
-    # A refused pod that the Deployment does not count is one of the change before, which is about to be deleted.
+    # updatedReplicas counts the pods of the present template. If there is none yet, a refused pod is one of the change
+    # before, which is about to be deleted.
     if status.get("readyReplicas") and not status.get("updatedReplicas"):
         return []
     refused = {_template_of(pod): pod for pod in observed.pods if is_refused(pod)}
@@ -226,6 +232,7 @@ def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal
         condition.get("message", "") for condition in new["status"]["conditions"] if condition["type"] == "PodScheduled"
     )
     # 1. The resources that nodes lack, by name, with the number of these nodes; a device's name has a slash.
+    # Behind "preemption:" is why it would not help to evict others, which is about no lack.
     lacking = {resource: count for count, resource in _LACKING.findall(message.partition("preemption:")[0])}
     if not lacking:  # no resource, but perhaps other pods are in the way, such as the earlier one
         return _IN_THE_WAY.search(message) is not None
@@ -236,6 +243,7 @@ def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal
     for resource in lacking:
         free = (parse_quantity(allocatable.get(resource, "0")) or 0) - taken.get(resource, 0)
         available = free + freed.get(resource, 0)
+        # A resource that the node does not state is compared only if it is a device, of which the node then has none.
         if asked.get(resource, 0) > available and ("/" in resource or resource in allocatable):
             return False
 
@@ -258,6 +266,7 @@ def _asks_no_more(asked: Mapping[str, Decimal], earlier: Mapping[str, Decimal], 
 def _read_exceeded_quota(deployment: Obj) -> set[str]:
     """Return the resources of which a quota has too little left for another pod; empty if no quota refuses one."""
     for condition in deployment.get("status", {}).get("conditions", ()):
+        # _OVER_QUOTA: the API server's words, with the resources that a new pod requests, such as "requests.cpu=4".
         match = _OVER_QUOTA.search(condition.get("message", "")) if condition["type"] == "ReplicaFailure" else None
         if match is not None:
             names = (part.partition("=")[0] for part in match["requested"].split(","))

@@ -35,7 +35,7 @@ def build_need(selector: DeviceSelector, driver: DeviceDriver, number: int) -> D
     An attribute that the driver does not know counts as a text. `find_selector_problem` refuses a service with such a
     one, so that its need is never claimed.
     """
-    whole = any_device(driver)
+    whole = any_device(driver)  # the demands that every whole device meets
     stated = (_build_demand(attribute, driver) for attribute in selector.attributes)
     return DeviceNeed(
         driver=driver.name,
@@ -98,6 +98,7 @@ def _find_attribute_problem(attribute: DeviceAttribute, driver: DeviceDriver) ->
         return f"{field} is no attribute of driver {driver.name}: use one of {_list_known(driver)}"
     if attribute.at_least is not None and type_ not in _ORDERED:
         return f"{field} is of type {type_}, which has no atLeast: state values"
+    # _FORMS has the pattern of the values of a type, and its name for people; _ORDERED the types that have an order.
     pattern, form = _FORMS[type_]
     compared = attribute.values if attribute.at_least is None else [attribute.at_least]
     wrong = next((text for text in compared if not pattern.fullmatch(text)), None)

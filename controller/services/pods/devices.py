@@ -125,7 +125,7 @@ def build_node_affinity(hardware: ServiceHardware, vendor: Vendor, unfit: Sequen
         required.append({"key": vendor.family_label, "operator": "NotIn", "values": values})
     if hardware.memory is not None and vendor.memory_label:
         required.append(_require_memory(vendor, vendor.memory_label, hardware.memory))
-        if vendor.shared_label:
+        if vendor.shared_label:  # a shared device has less memory for each pod
             values = list(vendor.shared_values)
             required.append({"key": vendor.shared_label, "operator": "NotIn", "values": values})
     affinity: Obj = {}

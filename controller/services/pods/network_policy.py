@@ -58,8 +58,10 @@ def _build_peers(settings: PodSettings) -> list[Obj]:
 def _build_egress(*, pulls: bool) -> list[Obj]:
     """Return the destinations of the pods: DNS, and registries only if the engine pulls the weights by itself."""
     system: Obj = {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: "kube-system"}}}
+    # The DNS of the cluster, or the DNS cache on a node.
     rules: list[Obj] = [{"to": [system, {"ipBlock": {"cidr": _NODE_LOCAL_DNS}}], "ports": _DNS}]
     if pulls:
+        # Any address but the link-local ones, where a cloud serves the credentials of a node.
         blocks: list[Any] = [{"cidr": "0.0.0.0/0", "except": [_LINK_LOCAL]}, {"cidr": "::/0", "except": ["fe80::/10"]}]
         rules.append({"to": [{"ipBlock": block} for block in blocks], "ports": [{"port": 443, "protocol": "TCP"}]})
     return rules

@@ -143,10 +143,12 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService, label: str 
             continue
         if "deletionTimestamp" not in pod["metadata"]:
             pods.append(pod)
+        # A pod that is being deleted makes room when it ends; end_of_pod gives no time if it never will.
         elif (node := node_of(pod)) and (due := end_of_pod(pod, snapshot.now)) is not None:
             leaving.add(node)
             ending += 1
             leaves_by = due if leaves_by is None else max(leaves_by, due)  # the last of them
+    # The scheduler has refused these, or the queue has let them wait for long; `next_seconds`: until the next one has.
     without_room = frozenset(pod["metadata"]["uid"] for pod in pods if lacks_room(pod, snapshot.now))
     waits = (queue_seconds(pod, snapshot.now) for pod in pods)
     next_seconds = min((seconds for seconds in waits if seconds is not None), default=None)
@@ -201,7 +203,7 @@ def _count_current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
     applied = desired is None or is_desired(desired, observed)
     if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:
         return 0
-    # In the worst case, all pods of earlier templates are among the ready ones.
+    # The pods of earlier templates: in the worst case, all of them are among the ready ones.
     earlier: int = status.get("replicas", 0) - status.get("updatedReplicas", 0)
     reported: int = status.get("readyReplicas", 0)
     return max(0, min(ready, reported) - earlier)

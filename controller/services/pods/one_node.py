@@ -51,6 +51,7 @@ def keep_on_one_node(pod: Obj, claim: str, mark: str) -> Obj:
 
     They find each other by a label for the claim, whose value is `mark`: another value begins on any node.
     """
+    # A pod whose own label is the only match may run anywhere: Kubernetes lets the first one of a group start.
     affinity = pod.get("affinity", {})
     pods = affinity.get("podAffinity", {})
     term = {"labelSelector": {"matchLabels": label_claims({claim: mark})}, "topologyKey": "kubernetes.io/hostname"}
@@ -62,6 +63,7 @@ def may_follow(new: Obj, earlier: Obj, pods: Iterable[Obj]) -> bool:
 
     False: it must follow other pods with its one-node volume, and none of these `pods` is there.
     """
+    # The labels of the pods that it must follow, by the terms of `keep_on_one_node`.
     our_terms = [term for term in _list_terms(new) if _is_ours(term)]
     labels = {name: mark for term in our_terms for name, mark in term["labelSelector"]["matchLabels"].items()}
     if not labels:
@@ -71,7 +73,7 @@ def may_follow(new: Obj, earlier: Obj, pods: Iterable[Obj]) -> bool:
         for pod in pods
         if pod is not earlier and node_of(pod) and labels.items() <= pod["metadata"]["labels"].items()
     }
-    return not nodes_to_follow or node_of(earlier) in nodes_to_follow
+    return not nodes_to_follow or node_of(earlier) in nodes_to_follow  # no other such pod: it follows nobody
 
 
 def _list_terms(pod: Obj) -> list[Obj]:

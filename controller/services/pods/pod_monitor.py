@@ -78,13 +78,15 @@ def build_pod_monitor(
     engine = RUNTIMES[runtime].pod if runtime in RUNTIMES else None
     if engine is None or not exists:
         return ()
+    # Only series with these prefixes are kept: those of the proxy, and what the engine is known to serve.
     metrics, name = engine.metrics, service.metadata.name
     prefixes = (_PROXY_PREFIX, *(metrics.prefixes if metrics is not None else ()))
     kept = [f"{re.escape(prefix)}.*" for prefix in prefixes]
     endpoint: Obj = {
         "port": PORT_NAME,
         "path": METRICS,
-        # The engines' own series have no label of the service, and a pattern of pod names fits other services, too.
+        # Each series gets the service from the label of its pod (_META_LABEL): the engines' own series do not have it,
+        # and a pattern of pod names fits other services, too.
         "relabelings": [{"sourceLabels": [_META_LABEL], "targetLabel": "inference_service"}],
         # Labels that a pod states for itself never replace those of its target, since honorLabels is absent.
         "metricRelabelings": [{"sourceLabels": ["__name__"], "regex": "|".join(kept), "action": "keep"}],

@@ -53,6 +53,7 @@ def add_options(pod: Obj, service: InferenceService, vendor: Vendor, unfit: Sequ
         added["runtimeClassName"] = runtime_class
     if options.scheduler_name:
         added["schedulerName"] = options.scheduler_name
+    # None: the default, which spreads the pods over nodes. Empty: the user wants no spread.
     spread = options.topology_spread_constraints
     if constraints := [
         _render_spread(constraint, service) for constraint in (_DEFAULT_SPREAD if spread is None else spread)
@@ -92,6 +93,7 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
         return device_problem
     for volume in options.volumes:
         claim = volume.persistent_volume_claim
+        # _WEIGHTS_CLAIM matches the names of the claims that Models make.
         if claim is not None and _WEIGHTS_CLAIM.fullmatch(claim.claim_name):
             return (
                 f"pod.volumes {volume.name} is claim {claim.claim_name}, and claims whose names end in -cache, or in "
@@ -118,7 +120,7 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
 
 def _render_volume(volume: PodVolume) -> Obj:
     """Return a user's volume with the name that it has in the pod."""
-    rendered: Obj = {"name": f"{_USERS}{volume.name}"}
+    rendered: Obj = {"name": f"{_USERS}{volume.name}"}  # _USERS: a prefix, so that it is never a name of ours
     if volume.empty_dir is not None:
         rendered["emptyDir"] = msgspec.to_builtins(volume.empty_dir)
     if volume.persistent_volume_claim is not None:

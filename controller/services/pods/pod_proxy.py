@@ -81,7 +81,7 @@ class ProxyContainer(NamedTuple):
             },
         }
         grace_seconds: int = pod["terminationGracePeriodSeconds"]
-        # The proxy brings the weights into the store of an engine that has one, so it reads them, too.
+        # The proxy brings the weights into the store (the own folder) of an engine that has one, so it reads them, too.
         weights = [mount for mount in engine["volumeMounts"] if self.engine.store and mount["name"] == "models"]
         return pod | {
             "initContainers": [sidecar],
@@ -103,6 +103,7 @@ class ProxyContainer(NamedTuple):
         `grace_seconds` is the time from the deletion of the pod until it is killed. First the pod serves on while nodes
         forget its endpoint, and last proxy and engine end; the rest is the time for running requests.
         """
+        # Only for an engine with a store does the proxy fetch weights; the variable limits from which networks.
         variables = {NETWORKS_VARIABLE: self.environment.get(NETWORKS_VARIABLE)} if self.engine.store else {}
         environment = [{"name": name, "value": value} for name, value in variables.items() if value]
         return {
@@ -125,7 +126,7 @@ class ProxyContainer(NamedTuple):
                 "periodSeconds": 10,
                 "failureThreshold": 6,
                 "timeoutSeconds": 5,
-                **HANG_GRACE,
+                **HANG_GRACE,  # a proxy that hangs ends without the time for requests
             },
             # Nodes send requests to a deleted pod until they have seen its endpoint go.
             "lifecycle": {"preStop": {"sleep": {"seconds": WITHDRAWAL_SECONDS}}},
@@ -149,9 +150,9 @@ class ProxyContainer(NamedTuple):
             arguments += ["--pulse-path", self.pulse_path]
         if name := engine.served_name(serving):
             arguments += ["--engine-model", name]
-        if engine.has_slots:
+        if engine.has_slots:  # it works on so many requests at once
             arguments += ["--concurrency", str(options.parallel)]
-        if engine.prepare:
+        if engine.prepare:  # the proxy brings the model into the engine first
             arguments += ["--source", serving.model, "--context-length", str(options.context_length)]
         arguments += [DRAIN_OPTION, str(drain_seconds), "--loading-seconds", str(self.loading_seconds)]
         return [*arguments, "--termination-log", _TERMINATION_LOG]

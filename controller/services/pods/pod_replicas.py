@@ -95,6 +95,7 @@ class _WantedDeployment(NamedTuple):
         """
         if self.observed is None or (not is_applied and self.change.cause == "edit"):
             return []
+        # For `list_current`, None stands for the template that the Deployment has.
         counts_present_template = not is_applied or self.change.is_present
         return self.observed.list_current(None if counts_present_template else self.change.desired)
 
@@ -109,7 +110,7 @@ class _WantedDeployment(NamedTuple):
 
         Then nothing is to be waited for, and another Deployment of the service may change next.
         """
-        if self.observed is None or not self.node:
+        if self.observed is None or not self.node:  # it is for no copy, or does not exist
             return False
         copy_pods = self.observed.count_pods(self.node, pods.leaving)
         return copy_pods.refused > 0 and copy_pods.replicas == copy_pods.ready + copy_pods.refused
@@ -121,11 +122,12 @@ class _WantedDeployment(NamedTuple):
         more, a new pod without room might wait while Kubernetes ends no earlier one. None: there is no limit, because
         it is for no copy, has no pod on the node, or its template is not being replaced.
         """
-        if self.observed is None or not self.node:
+        if self.observed is None or not self.node:  # it does not exist, or is for no copy
             return None
         placed = self.observed.count_pods().placed
-        if placed and self.change.cause:
+        if placed and self.change.cause:  # its template is to change
             return placed
+        # While it is rolled out, as many as it asks for already; then there is no limit any more.
         return self.observed.replicas if placed and is_changing(self.observed.obj) else None
 
     def list_problems(self) -> list[ServiceProblem | None]:
@@ -190,12 +192,12 @@ def observe_pods(
     refused = [target.name for target in targets if target.is_refused(pods)]
     selected = list(zip(targets, select_changes(changes, may_roll_out=may_roll_out, refused=refused), strict=True))
     ready = [uid for deployment, is_applied in selected for uid in deployment.list_ready(is_applied=is_applied)]
-    waiting = [deployment for deployment, is_applied in selected if not is_applied]
+    waiting = [deployment for deployment, is_applied in selected if not is_applied]  # they are not changed now
     kept = [kept for deployment in waiting for kept in deployment.keep_template()]
     kept += _keep_unwanted(targets, deployments, wanted - len(ready))
     problems = [problem for target in targets for problem in target.list_problems()]
     return Replicas(
-        total=pods.total - plan.surplus,
+        total=pods.total - plan.surplus,  # a refused pod beside a copy is no further replica
         ready=tuple(sorted(ready)),
         available=pods.ready,
         nodes=pods.nodes,
@@ -238,11 +240,12 @@ def hold_pods(snapshot: Snapshot, service: InferenceService, label: str, most: i
 
 def _find_recheck_seconds(targets: Sequence[_WantedDeployment], pods: ServicePods, now: datetime) -> float | None:
     """Return the seconds until the first moment at which time alone may change the decision; None: it never does."""
+    # Pods that end may still make room for a refused one, and each Deployment may have a pause of its own.
     waits = [pods.refusal_seconds(now), *(target.again_seconds for target in targets)]
     # Beside copies, a pod that the queue has let wait for long is tried on another node.
     if any(target.node for target in targets):
         waits.append(pods.queue_seconds)
-    waits += [_ROOM_SECONDS for target in targets if target.lacks_room]
+    waits += [_ROOM_SECONDS for target in targets if target.lacks_room]  # ask again whether one would fit
     return min((seconds for seconds in waits if seconds is not None), default=None)
 
 
@@ -258,7 +261,7 @@ def _list_wanted(
 ) -> list[_WantedDeployment]:
     """Return the Deployments that a service should have, one for all replicas or for each copy, with their changes."""
     plan, deployments, pods = planned
-    present = {deployment.name: deployment for deployment in deployments}
+    present = {deployment.name: deployment for deployment in deployments}  # those that exist, by name
     is_stated = replica_memory.is_memory_stated(served)
     build = partial(build_deployment, companions=companion_weights(served), settings=settings, label=label)
 
@@ -266,10 +269,10 @@ def _list_wanted(
         """Return the Deployment beside a copy, or for all replicas (None), with what applying it would change."""
         # 1. Build the desired one. The mark is the value of a label by which pods of a one-node volume stay together.
         weights = mounted_weights(served.model, copy)
-        observed = present.get(name_deployment(service.metadata.name, weights, label))
+        observed = present.get(name_deployment(service.metadata.name, weights, label))  # of those that exist
         mark = _choose_volume_mark(snapshot, service, weights, observed)
         weights = weights._replace(mark=mark.value)
-        _, made = build(service, choice, weights, replicas=replicas)
+        _, made = build(service, choice, weights, replicas=replicas)  # build_deployment
         inputs = digest_inputs(service, served, copy)
         if observed is None:
             change = TemplateChange(annotate(mark_template(made), inputs))
@@ -281,11 +284,11 @@ def _list_wanted(
             observed=observed.obj,
             inputs=inputs,
             is_estimate=choice.is_estimate,
-            is_stated=is_stated,
+            is_stated=is_stated,  # a Model states its memory
             has_places=observed.count_pods().placed > 0,
         )
         change = find_change(made)
-        if weights.node:
+        if weights.node:  # the node of the copy
             return _WantedDeployment(change, replicas, observed, weights.node)
 
         # 3. Else the strategy follows from the change. It is a part of what is compared, so compare once more.
@@ -300,6 +303,7 @@ def _list_wanted(
     results = []
     for copy, replicas in plan.replicas:
         wanted = compare_with_present(copy, replicas)
+        # While the pods of a copy get another template, none is added.
         if (limit := wanted.limit_change()) is not None and limit < replicas:
             wanted = wanted._replace(change=compare_with_present(copy, limit).change)
         results.append(wanted)
@@ -352,7 +356,7 @@ def _keep_unwanted(
         target.node for target in targets if target.node and target.observed and target.observed.count_pods().refused
     }
     if any(deployment.nodes & full_nodes for deployment in retired):
-        replicas_to_cover -= 1
+        replicas_to_cover -= 1  # room for the refused pod
     # Those on no full node are kept first, and of these the ones with the most ready pods.
     retired.sort(key=lambda deployment: deployment.count_pods().ready, reverse=True)
     retired.sort(key=lambda deployment: bool(deployment.nodes & full_nodes))
@@ -379,6 +383,7 @@ def _leave_deployments(
     scaled = deployments if wanted else ()
     return Replicas(
         total=pods.total,
+        # None: the template that the Deployment has.
         ready=tuple(sorted(uid for deployment in deployments for uid in deployment.list_current(None))),
         available=pods.ready,
         nodes=pods.nodes,

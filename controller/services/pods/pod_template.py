@@ -165,6 +165,7 @@ def _build_security(replica: _Replica) -> Obj:
 def _list_mounts(replica: _Replica) -> list[tuple[MountedWeights, str, str]]:
     """Return the weights with name and mount path of their volume; the first are those of the main Model."""
     main = (replica.weights, "models", replica.choice.pod.models_path or MODELS_PATH)
+    # The companions, such as a draft model, have a volume each.
     parts = [
         (weights, f"part-{number}", f"/parts/{number}")
         for number, (_companion, weights) in enumerate(replica.companions, start=1)
@@ -196,7 +197,7 @@ def _find_store_bytes(replica: _Replica) -> int | None:
     size_bytes = replica.weights.size_bytes
     if not size_bytes:
         return None
-    return size_bytes + size_bytes // 10 + _STORE_SLACK_BYTES
+    return size_bytes + size_bytes // 10 + _STORE_SLACK_BYTES  # a tenth more, and a GiB
 
 
 def _find_shared_memory(replica: _Replica) -> str | None:
@@ -217,7 +218,7 @@ def _build_serving(replica: _Replica) -> Serving:
     weights, _name, folder = main
     return Serving(
         service=replica.service.metadata.name,
-        model=weights.path if weights.claim is None else f"{folder}/{weights.path}",
+        model=weights.path if weights.claim is None else f"{folder}/{weights.path}",  # without a volume: the source
         options=spec,
         companions=files,
         draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
@@ -253,7 +254,7 @@ def _choose_image(replica: _Replica) -> str | None:
 def _build_environment(replica: _Replica, serving: PodServing) -> list[Obj]:
     """Return the variables of the engine and of the vendor."""
     values = dict(replica.choice.pod.environment(serving))
-    if replica.devices.number:
+    if replica.devices.number:  # the variables of the engine win
         values = {**replica.choice.vendor.environment, **values}
     return [{"name": name, "value": value} for name, value in sorted(values.items())]
 

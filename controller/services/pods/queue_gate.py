@@ -47,6 +47,7 @@ def set_gate(deployment: Obj, *, is_gated: bool) -> Obj:
 
     Pods that wait for our queue or for Kueue are no failure, so the Deployment gets the longest deadline then.
     """
+    # Gate and deadline are taken out first, and put in again where they are needed.
     spec = {name: value for name, value in deployment["spec"].items() if name not in _LONGEST_DEADLINE}
     template = spec["template"]
     pod = {name: value for name, value in template["spec"].items() if name != _GATES}

@@ -33,6 +33,7 @@ def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -
     if not is_refused and len({_template_of(pod) for pod in present}) <= 1:
         return None
     placed_uids = {pod["metadata"]["uid"] for pod in present if not is_gated(pod)}
+    # The promises of the queue to pods behind the gate, each with the uids of its victims.
     stated = [parse_nomination(pod) for pod in present if is_gated(pod)]
     nominations = [nomination for nomination in stated if nomination is not None]
     # Once the victims of a nomination are gone, the queue is about to give the place.

@@ -40,11 +40,13 @@ def reserve_replica(service: InferenceService, served: Served, settings: PodSett
     if service.spec.resources.memory is None and memory.container_bytes is None:
         spec = service.spec
         service = replace(service, spec=replace(spec, resources=replace(spec.resources, memory=0)))
+    # A service that cannot run for another reason than its spec may run later, so it counts as accepted.
     accepted = CheckedService(served=served, problem=None, model_problem=None, memory=memory)
     choice = choose_engine(service, accelerator, accepted, settings)
     if choice is None:
         return None
     status = served.model.status
+    # The volume of the copy is not made yet, so any name stands for it.
     weights = MountedWeights(claim=_CLAIM, path=status.file or _CLAIM, size_bytes=status.size_bytes)
     pod = build_pod(service, choice, weights, settings=settings)
     affinity = {kind: value for kind, value in pod.get("affinity", {}).items() if kind == "nodeAffinity"}

@@ -37,7 +37,7 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
             uid=pod["metadata"]["uid"],
             place=f"node/{node}" if (node := node_of(pod)) else "",
             is_ready=is_ready(pod),
-            is_marked=_is_first_to_end(pod),
+            is_marked=_is_first_to_end(pod),  # it has the least deletion cost
             name=pod["metadata"]["name"],
             addresses=tuple(address["ip"] for address in pod.get("status", {}).get("podIPs") or ()),
         )
@@ -55,7 +55,7 @@ def mark_leaving(replacement: SpeedReplacement | None, pods: Sequence[Obj]) -> t
 def _toggle_first_to_end(pod: Obj) -> Patch:
     """Return the patch that gives a pod the least deletion cost, so that it is deleted first, or removes this cost."""
     same = {"op": "test", "path": "/metadata/uid", "value": pod["metadata"]["uid"]}
-    if _is_first_to_end(pod):
+    if _is_first_to_end(pod):  # _PATH: the annotation with the cost
         return Patch(ref(PODS, pod), (same, {"op": "remove", "path": _PATH}))
     return Patch(ref(PODS, pod), (same, {"op": "add", "path": _PATH, "value": _FIRST_TO_END}))
 

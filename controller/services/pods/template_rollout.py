@@ -48,6 +48,7 @@ def digest_inputs(service: InferenceService, served: Served, copy: NodeCopy | No
     The number of replicas, their suspension and the drain time are left out, because they replace no pod.
     `copy` is the copy of the weights that these pods mount, if the Model has copies.
     """
+    # _DEFAULTS has the default of each field: a field that a later version adds does not change the digest.
     stated = {
         name: value
         for name, value in msgspec.structs.asdict(service.spec).items()
@@ -91,6 +92,7 @@ def compare_template(
 
     # 2. Pods keep their template if it differs only in what may wait; those with a node also for the queue's settings.
     is_edited = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS) != inputs
+    # An estimated request stays, unless a Model states its memory, which the edit may have changed.
     keeps_request = is_estimate and not (is_stated and is_edited)
     for variant in (made, _keep_queue_settings(made, observed)) if has_places else (made,):
         if (kept := _try_keep_template(variant, observed, keeps_request=keeps_request)) is not None:
@@ -145,7 +147,10 @@ def select_changes(
     )
 
     def is_down(change: TemplateChange, observed: Obj | None) -> bool:
-        """Return whether pods of a Deployment are being replaced or not ready, so that no other may be interrupted."""
+        """Return whether pods of a Deployment are being replaced or not ready, so that no other may be interrupted.
+
+        `refused` are the Deployments whose node is full; `has_started`: one has a ready pod of the new template.
+        """
         if observed is None:
             return True
         # A node that refuses some of its pods does not count, unless the change may be the reason: the Deployment
@@ -154,6 +159,7 @@ def select_changes(
             return False
         return bool(change.cause) or not is_rolled_out(observed)
 
+    # Those that step 1 has selected may be down.
     if any(is_selected and is_down(*change) for change, is_selected in zip(changes, selected, strict=True)):
         return selected
 
@@ -198,7 +204,7 @@ def is_rolled_out(deployment: Obj) -> bool:
     """Return whether all pods of a Deployment have its template and are ready."""
     wanted, status = deployment["spec"].get("replicas"), deployment.get("status") or {}
     if status.get("observedGeneration") != deployment["metadata"].get("generation"):
-        return not wanted
+        return not wanted  # its numbers are older than its spec
     return all(status.get(count, 0) == wanted for count in ("replicas", "updatedReplicas", "readyReplicas"))
 
 
@@ -207,6 +213,7 @@ def is_changing(deployment: Obj) -> bool:
     status = deployment.get("status") or {}
     if status.get("observedGeneration") != deployment["metadata"].get("generation"):
         return True
+    # updatedReplicas counts the pods of the present template, replicas those of any.
     return bool(status.get("replicas", 0) != status.get("updatedReplicas", 0))
 
 
@@ -223,6 +230,7 @@ def _keep_queue_settings(made: Obj, observed: Obj) -> Obj:
     """
     kept = set_gate(made, is_gated=has_gate(observed))
     present_class = observed["spec"]["template"]["spec"].get("priorityClassName")
+    # Behind the gate, the class decides nothing, so the present one may stay.
     if has_gate(made) and present_class is not None:
         kept["spec"]["template"]["spec"]["priorityClassName"] = present_class
     return kept
@@ -242,7 +250,7 @@ def _try_keep_template(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj 
     present_by_name = {container["name"]: container for container in present_containers}
     for container in (*desired_pod.get("initContainers", ()), *desired_pod["containers"]):
         _copy_present_fields(container, present_by_name.get(container["name"], {}), keeps_request=keeps_request)
-    if GRACE_FIELD in present_pod:
+    if GRACE_FIELD in present_pod:  # the time that a pod has to end its requests
         desired_pod[GRACE_FIELD] = present_pod[GRACE_FIELD]
     return kept if _has_template(kept, observed) else None
 
@@ -251,6 +259,7 @@ def _copy_present_fields(container: Obj, present: Obj, *, keeps_request: bool) -
     """Copy those fields of the present container whose change may wait into the desired one."""
     if keeps_request and (requested := present.get("resources", {}).get("requests", {}).get("memory")):
         container["resources"]["requests"]["memory"] = requested
+    # The value of DRAIN_OPTION, the time to end requests, is the argument behind it.
     arguments, present_arguments = container.get("args", []), present.get("args") or []
     if container["name"] == PROXY_CONTAINER and DRAIN_OPTION in present_arguments[:-1]:
         present_value = present_arguments[present_arguments.index(DRAIN_OPTION) + 1]

@@ -57,7 +57,7 @@ class UpdatePacer:
             self.forget(key)
             return
         self._waiting[key] = frozenset(deployments)
-        self._wake.set()
+        self._wake.set()  # `run` sleeps while no service waits
 
     def forget(self, key: ObjectKey) -> None:
         """Note that a service does not wait: it has the template, was edited, or is gone."""
@@ -79,7 +79,7 @@ class UpdatePacer:
             owner = controller_of(deployment)
             if owner and _annotations(deployment).get(ANNOTATION_UPDATE) and not is_rolled_out(deployment):
                 service = ObjectKey(deployment["metadata"]["namespace"], owner["name"])
-                self._rollouts[service] = UpdateRollout(since=loop.time(), earlier={})
+                self._rollouts[service] = UpdateRollout(since=loop.time(), earlier={})  # no stamps: it has begun
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -99,8 +99,9 @@ class UpdatePacer:
                 del self._rollouts[key]
         if self._rollouts or not self._waiting:
             return None
-        longest_waiting, *_ = self._waiting
+        longest_waiting, *_ = self._waiting  # the first that was added
         names = self._waiting.pop(longest_waiting)
+        # A stamp is a digest of what was applied to a Deployment: it tells later whether the rollout has begun.
         stamps = _list_stamps(_list_deployments(store, longest_waiting))
         earlier = {name: stamp for name, stamp in stamps.items() if name in names}
         self._rollouts[longest_waiting] = UpdateRollout(since=now_seconds, earlier=earlier)
@@ -116,6 +117,7 @@ class UpdatePacer:
         # A stamp is a digest of what was applied last: it changes once the new template is.
         stamps = _list_stamps(deployments)
         unchanged = [name for name, stamp in rollout.earlier.items() if stamps.get(name) == stamp]
+        # All have changed, or some of them. Without stamps to compare, it began under an earlier leader.
         has_begun = not unchanged or len(unchanged) < len(rollout.earlier)
         if not has_begun:
             return taken_seconds >= START_SECONDS

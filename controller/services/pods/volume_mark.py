@@ -81,6 +81,7 @@ def choose_volume_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now
 
     # 2. If pods with the present value are stuck, choose a new one, unless another value has not helped before. Lost
     # pods come first, so that services which learn of the same pods at different times choose the same value.
+    # Pods that wait in vain with two values: the newer value has not helped.
     if len({pod.mark for pod in sorted_pods.in_vain}) > 1:
         return VolumeMark(present_mark)
     for stuck in (sorted_pods.lost, sorted_pods.in_vain):
@@ -105,7 +106,7 @@ def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _MarkedPods:
         elif _waits_in_vain(pod):
             sorted_pods.in_vain.append(marked)
         elif node_of(pod):
-            sorted_pods.placed.append(marked)
+            sorted_pods.placed.append(marked)  # also if it is ending
             if loss is None and is_ready(pod):
                 sorted_pods.ready.append(marked)
     return sorted_pods
@@ -120,6 +121,7 @@ def _find_loss_time(pod: Obj) -> datetime | None:
 def _find_seconds_to_loss(pods: Iterable[Obj], now: datetime) -> float | None:
     """Return the seconds until the next pod counts as lost, if another pod waits for its node."""
     pods = list(pods)
+    # A lost pod matters only if others wait for a node, for which the mark would change.
     if not any(map(waits_for_node, pods)):
         return None
     losses = (_find_loss_time(pod) for pod in pods)
