@@ -37,7 +37,10 @@ def may_be_on_hosts(service: Obj) -> bool:
 
 
 def list_model_names(service: Obj) -> list[str]:
-    """Return the names of the Models that a service serves: its own, then those of its companions."""
+    """Return the names of the Models that a service serves: its own, then those of its companions.
+
+    Companions are a draft model for speculative decoding, a projector for images, and adapters.
+    """
     spec = service["spec"]
     companions = [
         spec.get("speculative", {}).get("draftModelRef"),

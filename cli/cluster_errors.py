@@ -29,6 +29,7 @@ def describe_unreachable(error: Unreachable, server: str) -> str:
     """Return the message that the API server does not answer, or that no credentials could be got to ask it."""
     if isinstance(error.__cause__, CredentialsError):
         return str(error.__cause__)
+    # _PREFIX: the call at the beginning of the message, such as `GET /api/v1/pods: `
     cause = _PREFIX.sub("", str(error)) or "no answer"
     return (
         f"the API server {server} does not answer ({cause}): check that this machine reaches it, or choose another "
@@ -52,6 +53,8 @@ def describe_api_error(error: ApiError, server: str) -> str:
                 "install pomona deploy/chart --namespace pomona-system --create-namespace), or choose another cluster "
                 "with --context"
             )
+        # _CONFLICT matches the message of server-side apply about a field of another manager, _NO_NAMESPACE that about
+        # a namespace that does not exist.
         case Conflict() if error.reason == "Conflict" and _CONFLICT.search(error.message):
             return _describe_conflict(error)
         case NotFound() if matched := _NO_NAMESPACE.fullmatch(error.message):
@@ -81,6 +84,7 @@ def _describe_forbidden(error: Forbidden) -> str:
     namespace = match["namespace"]
     place = f"in namespace {namespace}" if namespace else "in the whole cluster"
     denied = f"{match['user']} may not {match['verb']} {resource} {place}"
+    # _READING_VERBS: get, list, watch; _MACHINE_RESOURCES: nodes, hosts and what is about them
     is_reading = match["verb"] in _READING_VERBS
     is_of_machines = match["resource"] in _MACHINE_RESOURCES
     if is_of_machines and is_reading:
@@ -99,6 +103,8 @@ def _describe_forbidden(error: Forbidden) -> str:
 
 def _describe_conflict(error: Conflict) -> str:
     """Return which fields belong to another field manager."""
+    # The names of the other managers are in the message, the fields in its causes; `error.call` says what was to be
+    # applied.
     managers = sorted(set(_CONFLICT.findall(error.message)))
     fields = sorted({field.removeprefix(".") for field, _ in error.causes if field})
     what = error.call.removeprefix("apply ").replace(f".{GROUP} ", " ", 1)

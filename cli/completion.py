@@ -41,10 +41,12 @@ def complete_for_kubectl() -> None:
     """Print the completions of `kubectl pomona ARGUMENTS...`, as kubectl asks for them; the last one is incomplete."""
     from cli.main import main  # noqa: PLC0415 - it imports this module when it runs
 
+    # kubectl gives the words after `kubectl pomona`; the last one is what the user has typed of it.
     *arguments, incomplete = sys.argv[1:] or [""]
     for item in ShellComplete(main, {}, "kubectl pomona", "").get_completions(arguments, incomplete):
         if item.type == "plain":
             print(f"{item.value}\t{item.help}" if item.help else item.value)
+    # _NO_FILES tells kubectl to complete no names of files beside these.
     print(_NO_FILES)
 
 
@@ -81,7 +83,10 @@ def _list_items(ctx: click.Context, resource: Resource, incomplete: str) -> list
     from cli.cluster_options import ClusterOptions  # noqa: PLC0415 - it imports this module
 
     async def list_names(cluster: Cluster) -> list[str]:
-        """Return the names of all objects of the kind, in order. Raises TimeoutError: the user would wait too long."""
+        """Return the names of all objects of the kind, in order. Raises TimeoutError: the user would wait too long.
+
+        `resource` is the kind that the outer function completes; `SECONDS` is the longest that the user waits.
+        """
         async with asyncio.timeout(SECONDS):
             namespace = cluster.namespace if resource.namespaced else None
             listed = await cluster.client.list_metadata(resource, namespace)

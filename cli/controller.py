@@ -262,6 +262,7 @@ def command(
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)  # collect garbage less often than by default
     raise_descriptor_limit()  # each namespace has several watches
+    # Complete the settings of pods, and of the whole, by what follows from several options.
     pods = structs.replace(
         options.pods,
         environment=_list_source_variables(allowed_networks),

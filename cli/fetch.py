@@ -107,9 +107,11 @@ async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
     from artifacts.source import Source, parse  # noqa: PLC0415
 
     source = parse(wanted.source, wanted.files)
+    # A download needs a folder, and a file:// source takes none.
     if (wanted.folder is None) != (source.scheme == "file"):
         way_out = "give --to FOLDER" if wanted.folder is None else "it is verified where it is: leave out --to"
         raise ArtifactError("SourceInvalid", f"{source.display}: {way_out}")
+    # show(bytes so far, all bytes or None) shows the progress.
     with _show_progress(source.file or source.repo or source.display) as show:
 
         async def read(server: Source, patience: Patience) -> FetchedArtifact:
@@ -164,6 +166,7 @@ class _ProgressLines:
 
     def show(self, done: int, total: int | None) -> None:
         """Print how many bytes are there, if the last line is old enough."""
+        # _next_line_at: the time of the next line, ten seconds after the last one
         if self._clock() < self._next_line_at:
             return
         self._next_line_at = self._clock() + _LINE_EVERY_SECONDS

@@ -41,10 +41,12 @@ class LazyGroup(click.Group):
         """
         if cmd_name not in self._subcommands:
             return None
+        # _subcommands: by name, the line in the help, and MODULE or MODULE:ATTRIBUTE; without one it is `command`
         module, _, attribute = self._subcommands[cmd_name][1].partition(":")
         try:
             command = getattr(import_without_collections(module), attribute or "command")
         except ModuleNotFoundError as error:
+            # EXTRAS: modules that only an extra installs; another missing module is a defect
             if error.name not in EXTRAS:
                 raise
             extra = EXTRAS[error.name]
@@ -62,6 +64,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
+            # Subclasses of ClickException go on as they are; only the plain one has messages that others have written.
             if type(error) is not click.ClickException:
                 raise  # such as a usage error, which quotes what the user has typed
             from cli.output import escape_controls  # noqa: PLC0415 - not needed for --help

@@ -24,6 +24,7 @@ def configure(*, verbose: bool = False, errors_only: bool = False, stream: TextI
     level = logging.DEBUG if verbose else logging.INFO
     if errors_only:
         level = logging.ERROR
+    # shared: the steps that events of Pomona and of libraries go through before they are rendered
     shared: list[structlog.types.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -79,6 +80,8 @@ def _render_line(logger: Any, method: str, event: structlog.types.EventDict) -> 
         event = structlog.processors.format_exc_info(logger, method, event)
     event["level"] = method
     event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    # _PLAIN: types of values that msgspec encodes as they are; anything else goes to `_json`, structlog's slower
+    # renderer.
     if _PLAIN.issuperset(map(type, event.values())):
         return msgspec.json.encode(event).decode()
     # msgspec would write out each field of an object, where its repr leaves out what is secret.

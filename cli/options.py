@@ -88,8 +88,13 @@ def gather_options(argument: str, kind: Callable[..., object], *options: Decorat
     """
     names = inspect.signature(kind).parameters
 
+    # click calls `call` with a value for each option; `call` makes the object, and hands it to the command.
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the command with the options, behind a function that makes its `argument` of them."""
+        """Return the command with the options, behind a function that makes its `argument` of them.
+
+        `names` are the parameters of `kind`. The options are applied in reverse, as decorators apply from the lowest
+        up.
+        """
 
         @functools.wraps(command)
         def call(*arguments: Any, **given: Any) -> Any:
@@ -128,6 +133,7 @@ def parse_size(text: str) -> int:
 
     Raises ValueError.
     """
+    # _BYTES: a number and a unit with B, such as 12.0 GiB, which is no Kubernetes quantity
     printed = _BYTES.fullmatch(text)
     amount = parse_quantity(f"{printed[1]}{printed[2]}" if printed else text)
     size_bytes = int(amount) if amount is not None else 0
@@ -138,6 +144,7 @@ def parse_size(text: str) -> int:
 
 def parse_duration(text: str) -> float:
     """Return the seconds, above 0, of a time such as `90s`, `10m` or `1h`. Raises ValueError."""
+    # _DURATION: a number, then s, m or h, whose seconds are in _SECONDS
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not seconds:
@@ -149,7 +156,10 @@ def duration_between(least: float, most: float, hint: str) -> Parsed[float]:
     """Return the type of times from `least` to `most` seconds; `hint` ends the message about others."""
 
     def parse(text: str) -> float:
-        """Return the seconds of a time in the range. Raises ValueError."""
+        """Return the seconds of a time in the range. Raises ValueError.
+
+        The outer function's parameters are the range, and `hint`, the end of the message.
+        """
         seconds = parse_duration(text)
         if not least <= seconds <= most:
             raise ValueError(f"{seconds:g}s is not between {least:g}s and {most:g}s: {hint}")

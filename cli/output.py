@@ -44,6 +44,8 @@ output_option = click.option(
 def facts_option(default: str, *others: str) -> Decorator:
     """Return the option of a command that prints facts: as `default` for people, or as JSON or YAML for programs.
 
+    The command gets the chosen form as `output_format`; those for people are, for example, a text, a table or a tree.
+
     Args:
         default: the form for people.
         others: further forms for people.
@@ -131,6 +133,7 @@ def print_manifests(obj: Obj | Sequence[Obj], output_format: str) -> None:
 def print_facts(facts: Obj | Sequence[Obj], output_format: str) -> None:
     """Print facts for a program: one document."""
     if output_format == "json":
+        # _JSON_ESCAPES writes control characters that JSON leaves as they are as \u escapes.
         print(json.dumps(facts, indent=2, ensure_ascii=False).translate(_JSON_ESCAPES))
         return
     import yaml  # noqa: PLC0415 - not needed for tables
@@ -162,6 +165,7 @@ def render_table(
         width: the width of the terminal; None: nothing is cut.
         name_columns: numbers of the columns with names, which are cut only when no other can be cut any more.
     """
+    # Line ends and blanks in a cell become one blank, and control characters visible text.
     cells = [list(titles), *([escape_controls(" ".join(cell.split())) for cell in row] for row in rows)]
     widths = [max(len(row[number]) for row in cells) for number in range(len(titles))]
     if width is not None:
@@ -208,6 +212,7 @@ def wrap_text(text: str, width: int, indent: str = "", *, first: str | None = No
     """
     wrapped: list[str] = []
     for line in escape_controls(text).expandtabs().splitlines():
+        # The line's own blanks at its beginning, but no more than a quarter of the width.
         line_indent = line[: len(line) - len(line.lstrip())][: width // 4]
         wrapped += textwrap.wrap(
             line.strip(),
@@ -230,6 +235,7 @@ def age_text(timestamp: str | None, now: datetime | None = None) -> str:
 def duration_text(seconds: float) -> str:
     """Return a time in its largest unit: 3d, 5h, 2m, 10s."""
     whole = int(seconds)
+    # _UNITS: letter and seconds of days, hours and minutes, the largest first
     for unit, length in _UNITS:
         if whole >= length:
             return f"{whole // length}{unit}"

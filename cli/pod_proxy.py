@@ -158,6 +158,7 @@ class _ProgressLog:
 
     def __call__(self, done_bytes: int, total_bytes: int | None) -> None:
         """Log how many bytes are there, if the last line is old enough or these are all."""
+        # _logged_at: the time of the last line
         now = time.monotonic()
         if now - self._logged_at >= _PROGRESS_SECONDS or done_bytes == total_bytes:
             self._logged_at = now

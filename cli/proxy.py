@@ -31,7 +31,7 @@ def command(socket: Path, drain_seconds: float, *, take_over: bool) -> None:
             uvloop.run(control.run_proxy(claimed, drain_seconds=drain_seconds))
     except SocketError as error:
         raise click.ClickException(str(error)) from error
-    except ExceptionGroup as group:
+    except ExceptionGroup as group:  # of the tasks of the proxy
         if refused := group.subgroup(SocketError):
             raise click.ClickException(str(refused.exceptions[0])) from group
         raise

@@ -20,6 +20,7 @@ def usable_streams() -> Iterator[None]:
     * Python writes buffered output at the very end, where a failure is only an `Exception ignored` and exit code 120:
       it is written here.
     """
+    # _MODES: the modes in which the three streams are opened, by name
     for name, mode in _MODES.items():
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open until the end

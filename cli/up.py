@@ -103,6 +103,7 @@ async def _serve(
     Raises StartError, SourceError and ArtifactError.
     """
     # 1. Decide what is served.
+    # signals: the requests of the user to stop, to abort, and to hand over to an agent, as events
     signals = UserSignals()
     _handle_signals(signals)
     host_facts = await asyncio.to_thread(host.read)
@@ -159,7 +160,10 @@ def _handle_signals(signals: UserSignals) -> None:
     """Translate signals of the operating system: to stop (Ctrl-C, a closed terminal) and to hand over to an agent."""
 
     def end() -> None:
-        """Stop after running requests at the first signal, and abort them at the second."""
+        """Stop after running requests at the first signal, and abort them at the second.
+
+        `signals` holds the requests of the user as events that the machine awaits.
+        """
         if signals.stop.is_set():
             signals.abort.set()
         signals.stop.set()
@@ -167,6 +171,7 @@ def _handle_signals(signals: UserSignals) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end)
+    # HAND_OVER: the signal of an agent that takes over the running engines
     loop.add_signal_handler(HAND_OVER, signals.hand_over.set)
 
 
@@ -188,5 +193,6 @@ async def _ask_and_stop(machine: Machine, question: str) -> bool:
         print(f"pomona up: {escape_controls(str(error))}", file=sys.stderr)
         return False
     finally:
+        # In any case: the command is for one question.
         machine.signals.stop.set()
     return True

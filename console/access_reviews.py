@@ -99,7 +99,10 @@ class _AnswerCache(Generic[T]):
 
     def put(self, key: Hashable, answer: T, seconds: float) -> None:
         """Keep an answer for so many seconds, in place of the oldest one if the cache is full."""
+        # A dict keeps the order of insertion: an answer is taken out first, so that its renewal makes it the newest
+        # again.
         self._answers.pop(key, None)
+        # _most: the number of answers that are kept
         while len(self._answers) >= self._most:
             del self._answers[next(iter(self._answers))]  # the oldest
         self._answers[key] = _CachedAnswer(self._clock() + seconds, answer)
@@ -147,9 +150,13 @@ class AccessReviews:
         Raises ReviewFailedError.
         """
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        # _callers keeps the user of each valid token, _invalid_tokens the digests of invalid ones, whose answer is
+        # None.
         cached = self._callers.get(digest) or self._invalid_tokens.get(digest)
         if cached is not None:
             return cached.answer
+        # At most MOST_OF_PEER tokens from one address wait for a review at once. The semaphore of an address vanishes
+        # with its last user, since the dictionary holds it weakly.
         async with self._slots_by_peer.setdefault(peer, asyncio.Semaphore(MOST_OF_PEER)):
             # While this request waited for its slot, another one may have got the answer.
             cached = self._callers.get(digest) or self._invalid_tokens.get(digest)
@@ -171,13 +178,18 @@ class AccessReviews:
         if status.authenticated and user.username:
             caller = Caller(user.username, user.uid, user.groups, tuple(sorted(user.extra.items())))
         if caller is None:
+            # A cache of its own, so that a flood of invalid tokens evicts no user.
             self._invalid_tokens.put(key, None, NO_SECONDS)
         else:
             self._callers.put(key, caller, YES_SECONDS)
         return caller
 
     async def allows(self, caller: Caller, demand: AccessDemand) -> bool:
-        """Return whether a caller has a right. Raises ReviewFailedError."""
+        """Return whether a caller has a right. Raises ReviewFailedError.
+
+        `_rights` caches such answers; `_share_question` asks the API server once for all requests that wait for the
+        same one.
+        """
         key = (caller, demand)
         cached = self._rights.get(key)
         if cached is not None:
@@ -204,6 +216,7 @@ class AccessReviews:
             "extra": dict(caller.extra),
             "resourceAttributes": attributes,
         }
+        # _slots_by_user: a semaphore for each user whose rights are being reviewed, held weakly
         async with self._slots_by_user.setdefault(caller.username, asyncio.Semaphore(MOST_OF_USER)):
             answer = await self._review(SUBJECT_ACCESS_REVIEWS, spec)
         status = _read(answer, _AccessStatus)
@@ -221,9 +234,11 @@ class AccessReviews:
         """
         if await self.allows(caller, AccessDemand("list", INFERENCE_SERVICES)):
             return None
+        # Without it, the cache answers for some namespaces; only the rest is asked for.
         allowed, unknown = set[str](), list[AccessDemand]()
         for namespace in sorted(namespaces):
             demand = AccessDemand("list", INFERENCE_SERVICES, namespace)
+            # _rights: the cached answer for each caller and right
             cached = self._rights.get((caller, demand))
             if cached is None:
                 unknown.append(demand)
@@ -252,6 +267,7 @@ class AccessReviews:
 
         A request that is cancelled leaves the question running for the others; the last one cancels it.
         """
+        # _running: the questions that are being asked now, by key
         question = self._running.get(key)
         if question is None:
             question = self._running[key] = _SharedQuestion(asyncio.create_task(ask()))
@@ -260,9 +276,11 @@ class AccessReviews:
             # Shielded, so that a request that is cancelled does not cancel the question of the others.
             answer: T = await asyncio.shield(question.task)
         finally:
+            # `waiting` counts the requests that wait for this question.
             question.waiting -= 1
             if not question.waiting:
                 question.task.cancel()
+                # By now another question may be running under the same key: it stays.
                 if self._running.get(key) is question:
                     del self._running[key]
         return answer
@@ -270,6 +288,7 @@ class AccessReviews:
     async def _review(self, resource: Resource, spec: Obj) -> Obj:
         """Send a review, and return it with its status. Raises ReviewFailedError."""
         try:
+            # _slots bounds the reviews that run at once, of all callers together.
             async with self._slots:
                 return await self._client.review(resource, spec)
         except (ApiError, Unreachable) as error:

@@ -82,7 +82,10 @@ def read_page(query: Mapping[str, str]) -> Page:
 
 
 def read_text(query: Mapping[str, str], name: str, default: str | None = None) -> str:
-    """Return a text of a query. Raises BadRequestError: it is missing, too long, or no text."""
+    """Return a text of a query. Raises BadRequestError: it is missing, too long, or no text.
+
+    Without a `default`, the parameter is required and must not be blank.
+    """
     text = query.get(name, default)
     if text is None or (default is None and not text.strip()):
         raise BadRequestError(f"{name} is missing: add ?{name}=")
@@ -94,6 +97,7 @@ def check_text(name: str, text: str) -> str:
     if len(text) > LONGEST_TEXT:
         raise BadRequestError(f"{name} has at most {LONGEST_TEXT} characters")
     try:
+        # Half of a surrogate pair has no UTF-8, and no answer could repeat it.
         text.encode()
     except UnicodeEncodeError as error:
         raise BadRequestError(f"{name} is no UTF-8") from error
@@ -102,6 +106,7 @@ def check_text(name: str, text: str) -> str:
 
 def read_density_query(query: Mapping[str, str], text: str) -> DensityQuery:
     """Return the question of a query about models that have `text`. Raises BadRequestError."""
+    # Both tables lead from a text to the level or use case of that name; any other text gives None.
     min_fit = _FIT_LEVEL_OF.get(query.get("min_fit", "marginal"))
     if min_fit is None:
         raise BadRequestError(f"min_fit is one of {', '.join(FIT_LEVELS)}")

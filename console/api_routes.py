@@ -145,7 +145,7 @@ def _answer_models(asked: AskedRequest) -> dict[str, Any]:
     search = read_text(asked.query, "search", "*") or "*"  # "*" matches all models
     query = read_density_query(asked.query, search)
     if node:
-        asked.check_node(node)
+        asked.check_node(node)  # raises NothingFoundError unless there is such a node or host
     return list_llmfit_models(asked.snapshot, asked.table, asked.visible, query, asked.page, node=node)
 
 

@@ -51,9 +51,11 @@ def build_api(context: DensityContext, reviews: AccessReviews) -> AnswerServer:
         context: the cluster and the prices, from which routes answer.
         reviews: finds out who callers are, and what they may see.
     """
+    # Both are shared by all routes: a lock for each user, and the number of connections that each user keeps.
     user_locks, connection_shares = _UserLocks(), _ConnectionShares()
     routes = dict[str, Route]()
     for route in ROUTES:
+        # _BODIES limits the size of bodies; a route without a body type takes no body.
         body_limits = _BODIES if route.body_type is not None else None
         answer = _build_answer(route, context, reviews, user_locks, connection_shares)
         # A path that ends with a slash takes whatever name follows it.
@@ -75,6 +77,7 @@ class _ConnectionShares:
 
         When there are too many connections, the server closes those that are not protected.
         """
+        # _kept: requests in progress, by user
         if self._kept[user] < MOST_KEPT_CONNECTIONS:
             question.keep_connection()
         self._kept[user] += 1
@@ -100,8 +103,14 @@ def _build_answer(
     3. `answer_caller` checks his right, finds out what he may see, and computes the answer.
     """
 
+    # These functions use the parameters above: `reviews` asks the API server, `connection_shares` and `user_locks`
+    # bound what one user may take.
     async def answer_stranger(question: AskedQuestion) -> WholeAnswer:
-        """Identify the caller by the bearer token, and answer him; without a valid token, answer with 401."""
+        """Identify the caller by the bearer token, and answer him; without a valid token, answer with 401.
+
+        The parameters of the outer function are used: `reviews` asks the API server whose token it is, and
+        `connection_shares` keeps the connections of known users.
+        """
         token = read_token(question.headers.get("Authorization"))
         caller = await reviews.identify(token, question.peer) if token else None
         if caller is None:
@@ -113,10 +122,12 @@ def _build_answer(
         """Answer a known caller by what he may see; with 503 until the cluster is read, with 403 without the right."""
         if not context.service.view.is_complete:
             return refuse(503, "the cluster is still being read: try again")
+        # demand: the right that the route takes; None: any valid token will do
         demand = route.demand
         if demand is not None and not await reviews.allows(caller, demand):
             return refuse(403, f"the user of the token may not {demand.verb} {demand.resource}")
         service = context.service
+        # visible: the namespaces whose Models and services the caller may see; None: all
         visible = await reviews.find_visible(caller, service.take_snapshot().namespaces)
         query, name, body = read_query(question), question.name, bytes(question.body)
 
@@ -161,6 +172,8 @@ async def _report_failures(question: AskedQuestion, answer: Awaitable[WholeAnswe
 def _respond(question: AskedQuestion, body: bytes) -> WholeAnswer:
     """Answer with a body, or with 304 if the client has it already: its If-None-Match names the ETag of this body."""
     etag = f'"{hashlib.sha256(body).hexdigest()[:_ETAG_CHARACTERS]}"'
+    # _SAFE_FIELDS keep the answer out of shared caches. If-None-Match lists ETags, `W/` marks a weak one, `*` means
+    # any.
     fields = (*_SAFE_FIELDS, (b"ETag", etag.encode()))
     known_etags = {text.strip().removeprefix("W/") for text in question.headers.get("If-None-Match").split(",")}
     if question.method in {"GET", "HEAD"} and known_etags & {etag, "*"}:

@@ -45,6 +45,7 @@ class _MachineShare(NamedTuple):
 
 def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibility, page: Page) -> CostAnswer:
     """Return a page of the services that the caller may see with what each costs, and the sums of all namespaces."""
+    # visible is None: the caller may see all namespaces. `groupby` below needs the order by namespace.
     shown = sorted(
         (service for service in snapshot.services if visible is None or service.metadata.namespace in visible),
         key=lambda service: (service.metadata.namespace, service.metadata.name),
@@ -69,12 +70,14 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
     """
     replicas = snapshot.replicas_of.get((service.metadata.namespace, service.metadata.name), ())
     shares = [_describe_share(snapshot, prices, service, replica) for replica in replicas]
+    # Each sum is None if a share of it is unknown, or if there is no replica.
     watts = _sum_unless_empty(share.watts for share in shares)
     per_hour = _sum_unless_empty(share.per_hour for share in shares)
     memory = _sum_unless_empty(share.memory_bytes for share in shares)
     utilizations = [share.utilization for share in shares if share.utilization is not None]
     nodes = sorted({replica.cell for replica in replicas})
 
+    # base: the devices of a share, whose class the service's status lists speeds by; None: unknown hardware
     speed = _find_speed(service, {share.base.device_class for share in shares if share.base is not None})
     # The price of tokens is the cost divided by the speed of the same replicas: a live speed is that of all of them,
     # any other that of one.
@@ -118,6 +121,7 @@ def _describe_share(
     device_bytes, memory_bytes = service.status.device_memory_bytes, replica.memory_bytes
     if replica.devices and device_bytes is not None:
         memory_bytes = device_bytes * replica.devices
+    # machine.bases: one entry for each number of devices that a replica may have; empty: the hardware is unknown
     machine, device_count = snapshot.machines.get(replica.cell), max(1, replica.devices)
     if machine is None or not machine.bases:
         return _MachineShare(memory_bytes, unknown=["hardware of a node or host"])
@@ -132,6 +136,7 @@ def _describe_share(
 
     # 2. Its share: the number of whole devices that it has, less than one if pods share a device.
     if replica.devices:
+        # device_share: the part of a device that one requested device is; None: unknown
         share = None if machine.device_share is None else replica.devices * machine.device_share
     else:
         # A host, or the processor of a node, is one device for all replicas that are there.
@@ -187,6 +192,7 @@ def _find_speed(service: InferenceService, classes: set[str]) -> _ServiceSpeed:
         return _ServiceSpeed(live, "live", level)
     if status.performance is not None and (measured := _read_rate(status.performance.tokens_per_second)):
         return _ServiceSpeed(measured, "measured", level)
+    # A listed speed comes from measurements of this class of devices, or else from an estimate: its source says which.
     estimated = _read_rate(listed.tokens_per_second or "") if listed else None
     if listed is None or estimated is None:
         return _ServiceSpeed(None, None, level)
@@ -204,7 +210,8 @@ def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCos
 
     The exception is `known_cost_per_hour`, which adds up the costs that are known.
     """
-    # A service without a replica has no memory and no speed, and its cost is 0.
+    # A service without a replica has no memory and no speed, and its cost is 0. So the sums of memory and speed are
+    # over services with replicas only; without any, the memory is 0, and the speed, of which there is none, is None.
     placed = [member for member in members if member.replicas]
     per_hour = _sum_or_zero(member.cost_per_hour for member in members)
     tokens = _sum_unless_empty(_count_tokens(cost) for cost in placed)

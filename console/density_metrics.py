@@ -40,15 +40,16 @@ class DensityCollector(Collector):
         Score and number of models are computed once for each profile: nodes of a profile are alike.
         """
         snapshot = self._snapshot
+        # _NODE_GAUGES: the help text of each gauge, by the end of its name
         families = {
             name: GaugeMetricFamily(f"pomona_density_node_{name}", text, labels=("node",))
             for name, text in _NODE_GAUGES.items()
         }
         flags = snapshot.flag_models(None)  # models of all namespaces count
-        fits = dict[str, tuple[float, int]]()
+        fits = dict[str, tuple[float, int]]()  # score and number of models, by the name of the node
         for profile in snapshot.profiles:
             ranked = self._table.rank_models(snapshot.models, profile)
-            # The score of a node is that of the model that fits best there.
+            # The score of a node is that of the model that fits best there. `slowness` is the negated speed.
             score = compute_score(FIT_LEVELS[ranked[0].level], tokens_per_second=-ranked[0].slowness) if ranked else 0.0
             summary = score, count_fitting(snapshot, self._table, profile, flags)
             fits.update(dict.fromkeys(profile.names, summary))

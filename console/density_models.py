@@ -79,11 +79,13 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
         vendors: the accelerators, for each of which an engine is chosen.
         options: the options of its services, a part of the identity by which measurements are found.
     """
+    # runtimes: the engine that each accelerator takes, by the name of the accelerator
     runtimes = _choose_runtimes(model, vendors)
     stated = model.spec.stated_bytes
     status = model.status
     header = status.gguf or GGUF()
     quantization, abilities = header.quantization, frozenset(model.spec.capabilities)
+    # A header that lists modes without chat is of an embedding model; one without modes says nothing.
     is_embedding = bool(abilities & _EMBEDDING) or (bool(header.modes) and "chat" not in header.modes)
     return KnownModel(
         name=model.metadata.name,
@@ -108,6 +110,7 @@ def _choose_runtimes(model: Model, vendors: Vendors) -> dict[str, str]:
     """Return the engine for each accelerator, without those where no engine serves the format."""
     runtimes = {}
     for accelerator in vendors:
+        # The third argument, `in_pods`, is False for Metal alone: there the engine is a process on a Mac.
         demand = RuntimeDemand(
             format_of(model), accelerator, accelerator != METAL, vendors=vendors, is_split=is_split(model)
         )
@@ -121,6 +124,7 @@ def _choose_runtimes(model: Model, vendors: Vendors) -> dict[str, str]:
 
 def _find_use_cases(abilities: frozenset[str], domains: frozenset[str], *, thinks: bool) -> frozenset[UseCase]:
     """Return what a model is for, by what it is able to and was trained for."""
+    # The constants are sets of words that Models and the catalog use for an ability or a domain.
     if abilities & _EMBEDDING:
         return frozenset({"embedding"})
     use_cases: set[UseCase] = {"general", "chat"}
@@ -144,7 +148,10 @@ def list_catalog_models(accelerators: tuple[str, ...]) -> tuple[KnownModel, ...]
 
 
 def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str, ...]) -> KnownModel:
-    """Return an entry of the catalog as a model, with what the engine of each accelerator loads if one takes it."""
+    """Return an entry of the catalog as a model, with what the engine of each accelerator loads if one takes it.
+
+    It is in no namespace; its version is empty, since the catalog never changes while this process runs.
+    """
     source = entry.sources[0]
     workloads = {accelerator: entry.find_workload(accelerator) for accelerator in accelerators}
     return KnownModel(

@@ -75,6 +75,7 @@ def list_nodes(
     Nodes that are alike share a profile, for which the models are counted once. Where nothing may be placed, there is
     no profile, and the number is 0.
     """
+    # visible_flags: 1 for each model that the caller may see, in the order of `snapshot.models`
     visible_flags = snapshot.flag_models(visible)
     counts: dict[int, int] = {}  # by the `id` of the profile: to hash its content would take longer
     nodes = []
@@ -113,10 +114,12 @@ def describe_node(
     placed, there is no profile, and no model fits.
     """
     machine = snapshot.machines[name]
+    # visible_flags: 1 for each model that the caller may see, in the order of `snapshot.models`
     visible_flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
     fitting, model_fits = list[RankedFit](), list[ModelFit]()
     if profile is not None:
         ranked, too_tight = table.rank_models(snapshot.models, profile), RANKS["too_tight"]
+        # A lower level is better. `position` is the place of the model in `snapshot.models`.
         fitting = [fit for fit in ranked if fit.level < too_tight and visible_flags[fit.position]]
         models = (snapshot.models[fit.position] for fit in page.cut(fitting))
         places = ((model, table.find_best_fit(model, profile)) for model in models)
@@ -150,6 +153,7 @@ def list_engines(snapshot: DensitySnapshot, name: str, vendors: Vendors, visible
         return []
     offered = []
     for engine, runtime in RUNTIMES.items():
+        # pod: how the engine runs in pods; None: it does not
         pod = runtime.pod
         if pod is None or pod.from_container is not None:
             continue  # it runs on hosts only, or in a container that its service describes
@@ -169,6 +173,7 @@ def list_installed(snapshot: DensitySnapshot, name: str, visible: Visibility) ->
         service = snapshot.service_of.get((replica.namespace, replica.service))
         if service is not None and (visible is None or replica.namespace in visible):
             installed.add((replica.namespace, service.spec.model_ref, service.status.runtime))
+    # Models that are served there are not listed once more for their weights.
     served = {(namespace, model) for namespace, model, _ in installed}
     for model in snapshot.stored_on.get(name, ()):
         namespace, model_name = model.metadata.namespace, model.metadata.name
@@ -206,6 +211,7 @@ def query_nodes(
     A profile stands for all nodes that are alike, on which a model has the same fit. Nodes are many thousands, so the
     pairs are not listed and sorted, but taken from the ranking of each profile up to the end of the page.
     """
+    # flags: 1 for each model that may be shown and matches, in the order of `snapshot.models`. A lower rank is better.
     flags = flag_matches(snapshot, visible, query)
     all_match = all(flags)
     worst_rank = RANKS[query.min_fit]
@@ -223,6 +229,8 @@ def query_nodes(
 
     # 2. Merge the lists, the best first. One entry stands for a pair with each node of its profile, those from
     #    entry_start to entry_end of all pairs: the page may begin and end among them.
+    #    Ranked fits sort by level, then slowness, then name. Pairs before the page are counted; those on it get their
+    #    full fit.
     nodes = list[RankedNode]()
     entry_end, page_end = 0, page.offset + page.limit
     for ranked_fit, ordinal in heapq.merge(*streams):
@@ -269,7 +277,7 @@ def list_excluded(snapshot: DensitySnapshot) -> list[ExcludedNode]:
 
 
 def list_catalog(snapshot: DensitySnapshot, table: FitTable, visible: Visibility, page: Page) -> CatalogAnswer:
-    """Return all models in the order of the alphabet, and where each fits."""
+    """Return a page of all models in the order of the alphabet, and where each fits."""
     visible_models = itertools.compress(snapshot.models, snapshot.flag_models(visible))
     shown = sorted(visible_models, key=lambda model: model.full_name)
     models = [_describe_catalog_model(snapshot, table, model) for model in page.cut(shown)]
@@ -330,5 +338,6 @@ def describe_fit(model: KnownModel, place: PlaceFit) -> ModelFit:
         memory_available_gb=round(fit.available_bytes / GIB, 2),
         utilization_pct=round(100 * fit.utilization, 1) if fit.available_bytes else None,
         shortfall=fit.shortfall,
+        # _CATEGORIES: the use cases, the most special first
         category=next((use_case for use_case in _CATEGORIES if use_case in model.use_cases), "general"),
     )

@@ -52,6 +52,7 @@ class DensityService:
         """Rank all models on all cells once the cluster is known, so that the first question waits for no estimates."""
         await self.view.wait_until_complete()
         try:
+            # The table caches the rankings, so the result is not needed here.
             await self.compute(_rank_everywhere)
         except Exception:
             # As for a question that fails: the other questions are still answered.
@@ -63,8 +64,10 @@ class DensityService:
         Before the call, the cached fits of models whose measurements have changed since the last one are dropped, and
         all fits with a corrected speed if a correction has changed.
         """
+        # The lock also keeps the caches of the table from being changed while a thread uses them.
         async with self._compute_lock:
             snapshot = self.take_snapshot()
+            # _measured_hashes: identities of models with new measurements; `model.hashes` has one for each engine
             if changed_hashes := self._measured_hashes:
                 changed = (model for model in snapshot.models if not changed_hashes.isdisjoint(model.hashes.values()))
                 self.table.forget([model.key for model in changed])

@@ -56,6 +56,8 @@ def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> Kno
     """
     visible_models = list(itertools.compress(snapshot.models, snapshot.flag_models(visible)))
     folded = text.casefold()
+    # full_name is NAMESPACE/NAME of a Model, or the name in the catalog. An exact name goes before all that contain the
+    # text.
     exact = [model for model in visible_models if folded in {model.full_name.casefold(), model.name.casefold()}]
     matches = exact or [model for model in visible_models if folded not in {"*", ""} and model.matches(folded)]
     if len(matches) == 1:
@@ -97,12 +99,13 @@ def simulate_model(
     asked = check_request(request)
     model = find_asked_model(snapshot, visible, asked)
     if asked.context is not None and asked.context != table.options.context_length:
-        table = table.with_context(asked.context)
+        table = table.with_context(asked.context)  # a new table: cached fits hold for one context length
     changes = []
     for profile in snapshot.profiles:
         place = _assess_on_profile(table, model, profile, asked.memory_gb)
         if place is not None:
             changes += [_describe_change(name, snapshot.machines[name], place) for name in profile.names]
+    # Sorted by level, the best first, then by speed, the fastest first, then by name.
     changes.sort(key=lambda node: (RANKS[node.fit_level], -(node.estimated_tps or 0.0), node.node_name))
     return SimulateAnswer(
         model=model.name,
@@ -132,6 +135,7 @@ def _assess_on_profile(
     runtimes = [known.runtime for known in model.workloads.values()]
     runtime = place.runtime if place else next(iter(runtimes), "")
     best: PlaceFit | None = None
+    # profile.replicas: the devices that one replica may have, for each possible number of them, the smallest first
     for devices in profile.replicas:
         fit = assess_stated(workload, round(memory_gb * GIB), devices, speed)
         if fit is not None and (best is None or RANKS[fit.level] < RANKS[best.fit.level]):

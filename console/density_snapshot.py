@@ -73,6 +73,8 @@ class DensitySnapshot:
         """Return the hardware of a node or host as its agent reports it, or as the labels of a node without one do."""
         machine = self.machines[name]
         report, hardware = machine.report, machine.hardware
+        # A host, which is outside of the cluster, reports by its MetalHost; a node by its NodeFitness, which is empty
+        # without an agent.
         if isinstance(report, MetalHostStatus):
             return describe_host_machine(report, machine.free_memory)
         # By labels, all devices of a node are of one product; they have no ids.
@@ -88,6 +90,8 @@ class DensitySnapshot:
         names_of: dict[tuple[str, tuple[ServingDevices, ...]], list[str]] = {}
         for name in self.names:
             machine = self.machines[name]
+            # No bases: the hardware is unknown. An exclusion: nothing may be placed there. machine.replicas: the
+            # devices of a further replica with what is free now, by their number.
             if machine.bases and not machine.exclusion:
                 names_of.setdefault((machine.accelerator, machine.replicas), []).append(name)
         return tuple(
@@ -158,6 +162,7 @@ class SnapshotSource:
     def take_snapshot(self) -> DensitySnapshot:
         """Return the cluster as it is now: the same object until something changes."""
         revision = self.view.revision
+        # _last: the revision of the view, which each change raises, and the snapshot that was built at it
         if self._last is None or self._last[0] != revision:
             self._last = revision, self._build_snapshot()
         return self._last[1]
@@ -174,6 +179,7 @@ class SnapshotSource:
             """Return all objects of a kind as structs, without those that cannot be decoded."""
             return tuple(decode_stored(store, resource, store.list(resource), kind))
 
+        # summarize(kinds, name, compute): the result is kept under the name until an object of these kinds changes.
         services = store.summarize(
             (INFERENCE_SERVICES,), "services", lambda: decode_all(INFERENCE_SERVICES, InferenceService)
         )
@@ -190,10 +196,12 @@ class SnapshotSource:
 
         `derive` keeps what is computed from one object, so that only Models that have changed are built again.
         """
+        # _OPTIONS: the context length with which all fits are computed
         store, vendors = self.view.store, self.view.vendors
         models = list[KnownModel]()
         for obj in store.list(MODELS):
             for model in decode_stored(store, MODELS, [obj], Model):
+                # derive(kind, object, name, compute): the result is kept under the name until this object changes.
                 build = functools.partial(build_known_model, model, vendors, _OPTIONS)
                 models.append(store.derive(MODELS, obj, "known model", build))
         return (*models, *list_catalog_models(tuple(vendors)))
@@ -202,6 +210,7 @@ class SnapshotSource:
         """Yield the replicas of services: pods on nodes, and MetalProcesses on hosts outside of the cluster."""
         store = self.view.store
         for pod in store.list(PODS):
+            # derive(kind, object, name, compute): the result is kept under the name until this object changes.
             describe = functools.partial(_describe_replica, pod, self.view.vendors)
             replica = store.derive(PODS, pod, "replica", describe)
             if replica is not None:
@@ -212,6 +221,7 @@ class SnapshotSource:
                 # A host with the name of a node has this prefix among the machines, too.
                 name = f"host/{host}" if store.get(NODES, host) else host
                 namespace, memory_bytes = process.metadata.namespace, process.spec.memory_bytes
+                # devices=0: a process uses the processor and GPU of its host, which has no devices to count.
                 yield PlacedReplica(namespace, service, cell=name, devices=0, memory_bytes=memory_bytes)
 
 

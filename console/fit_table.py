@@ -101,7 +101,11 @@ class _ClassNeeds(NamedTuple):
 
 
 def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
-    """Return points from 0 to 100: 0, 25, 50 or 75 by the level, and up to 25 for speed, unless it is too tight."""
+    """Return points from 0 to 100: 0, 25, 50 or 75 by the level, and up to 25 for speed, unless it is too tight.
+
+    Each level is a band of `_BAND` points, 25; a speed of `_HALF_SPEED` tokens a second gives half of the next 25, and
+    no speed gives all of them.
+    """
     if level == "too_tight":
         return 0.0
     speed = tokens_per_second or 0.0
@@ -130,7 +134,8 @@ class FitTable:
         self._options_by_mode = {mode: structs.replace(self.options, mode=mode) for mode in get_args(Mode)}
         self._measured = measured or PerformanceTable()
         # The caches. A model counts by its key; the tuples of models are compared by identity, since a snapshot keeps
-        # its tuple until a model changes. A profile counts by its accelerator and the devices of its replicas.
+        # its tuple until a model changes. A profile counts by its accelerator and the devices of its replicas. A key is
+        # the namespace, name and version of a model; an idle fit is its fit on devices that nothing else uses.
         self._idle_fits: dict[ServingDevices, dict[Key, _IdleFit]] = {}
         """Fits by devices that nothing else uses, and by model."""
         self._best_fits: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
@@ -139,13 +144,16 @@ class FitTable:
         """The needs of all models by accelerator and idle devices, with the models for which they hold."""
         self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
         """All models in order, by profile, with the models for which the order holds; the oldest profile first."""
+        # Fits that were put into the first two caches since `clear`: beyond MOST_KEPT, all are forgotten.
         self._cached_fits = 0
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Forget the fits of some models, whose measurements have changed."""
+        # These two caches have an inner dictionary by the key of a model.
         for key in keys:
             for cache in (*self._idle_fits.values(), *self._best_fits.values()):
                 cache.pop(key, None)  # type: ignore[attr-defined] # both are dictionaries by key
+        # The other two have lists of all models, so that a change of one model spoils each list.
         self._ranked.clear()
         self._needs.clear()
 
@@ -171,11 +179,14 @@ class FitTable:
         A profile stands for all nodes that are alike. When too many lists are kept, the oldest ones are dropped.
         """
         key = profile.accelerator, profile.replicas
+        # _ranked: by profile, the models that were ranked last, and their order
         last_models, ranked = self._ranked.get(key, (None, []))
+        # The same tuple, not an equal one: a snapshot keeps its tuple until a model changes.
         if last_models is models:
             return ranked
         ranked = self._compute_ranks(models, profile)
         self._ranked.pop(key, None)
+        # MOST_RANKED bounds the entries of all lists together; each list has one for each model.
         while self._ranked and (len(self._ranked) + 1) * len(models) > MOST_RANKED:
             # The oldest goes first: those of profiles that exist no more are among the oldest ones.
             del self._ranked[next(iter(self._ranked))]
@@ -198,12 +209,15 @@ class FitTable:
             free_bytes = devices.free_bytes if devices.free_bytes is not None else (devices.memory_bytes or 0)
             needs, order = self._list_needs(models, profile.accelerator, devices)
             still_waiting = list[int]()
-            # While all models wait, the fastest come first, which makes the sort at the end quick.
+            # `order` has all positions, the fastest first. It is followed while all models wait, which makes the sort
+            # at the end quick.
             for position in order if len(waiting) == len(models) else waiting:
                 need = needs[position]
                 if need is None:  # nothing is known with so many devices
                     still_waiting.append(position)
                     continue
+                # The first three are free bytes that the model needs to fit at all, well, and perfectly; `rows` has its
+                # entry for each level, by rank.
                 least, good, perfect, rows = need
                 if free_bytes >= good:
                     settled.append(rows[_PERFECT if free_bytes >= perfect else _GOOD])
@@ -227,6 +241,7 @@ class FitTable:
         Both hold whatever is free now, so they are computed for idle devices: once for all nodes with such ones.
         """
         key = accelerator, _as_idle(devices)
+        # _needs: what was computed last, with the models for which it holds; another tuple of models makes it outdated.
         last_models, class_needs = self._needs.get(key, (None, _ClassNeeds([], [])))
         if last_models is not models:
             needs = [self._find_need(model, position, accelerator, devices) for position, model in enumerate(models)]
@@ -255,6 +270,7 @@ class FitTable:
                 least=unreachable, good=unreachable, perfect=unreachable, rows=_list_rows(model, position, 0.0)
             )
         speed = fit.speed.generation.expected if fit.speed else 0.0
+        # least_bytes: what the engine must find free when it starts. No level takes less than that.
         least = max(idle.least_bytes, fit.needed_bytes)
         can_be_perfect = fit.run_mode == "accelerator"  # and not on the processor
         return _Need(
@@ -276,6 +292,8 @@ class FitTable:
         if self._cached_fits > MOST_KEPT:
             self.clear()  # fits of models and devices that are gone may be among them
         fits_on_profile = self._best_fits.setdefault((profile.accelerator, profile.replicas), {})
+        # A cached None is a result, too, so a missing key is told apart by KeyError. `_cached_fits` counts what is
+        # cached.
         try:
             return fits_on_profile[model.key]
         except KeyError:
@@ -304,6 +322,7 @@ class FitTable:
             corrections = self._measured.corrections.select(model.namespace)
             correction = corrections.find(devices.vendor, devices.device_class, workload.runtime)
             idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, correction)))
+        # _VENDORS_BY_STATED_MEMORY: cpu and metal, where what the user states counts more than the estimate
         if workload.stated_bytes and (idle.fit is None or devices.vendor in _VENDORS_BY_STATED_MEMORY):
             speed = idle.fit.speed if idle.fit else None
             return _IdleFit(assess_stated(workload, workload.stated_bytes, _as_idle(devices), speed))
@@ -321,10 +340,12 @@ class FitTable:
         idle = self._find_corrected_fit(model, workload, devices)
         if idle.fit is None:
             return None
+        # regrade_fit returns None if the model does not fit into so much free memory.
         fit = regrade_fit(idle.fit, free, idle.least_bytes)
         if fit is not None:
             return fit
-        # Not all of it fits into what is free.
+        # Not all of it fits into what is free. On processors and Metal (`_VENDORS_BY_STATED_MEMORY`), the memory
+        # that the user states counts.
         if workload.stated_bytes and devices.vendor in _VENDORS_BY_STATED_MEMORY:
             return assess_stated(workload, workload.stated_bytes, devices)
         needed = max(idle.fit.needed_bytes, idle.least_bytes)
@@ -352,9 +373,11 @@ class FitTable:
         fit = assess_fit(workload, options, idle_devices, active_share=model.active_share)
         model_hash = model.hashes.get(workload.runtime)
         if fit is not None and fit.level != "too_tight" and model_hash is not None:
+            # The measurement of this model on this class of devices that its namespace may use.
             record = self._measured.find(model_hash, devices.device_class, model.namespace)
             if record is not None:
                 fit = fit._replace(speed=build_measured_speed(record, fit.run_mode))
+        # 0: as many as the model needs. That is so in any case on processors and Metal (`_VENDORS_BY_STATED_MEMORY`).
         least_bytes = 0
         if devices.memory_bytes and devices.vendor not in _VENDORS_BY_STATED_MEMORY:
             least_bytes = least_free_bytes(workload, options, devices.memory_bytes)
@@ -366,7 +389,7 @@ class FitTable:
 def _list_rows(model: KnownModel, position: int, speed: float) -> tuple[RankedFit, ...]:
     """Return a row of a model for each level of fit, by rank; the free memory of a machine later says which one holds.
 
-    The row for "too tight" has no speed.
+    The speed is negated, so that a sort puts the fastest first. The row for "too tight" has no speed.
     """
     name = model.full_name
     return tuple(
@@ -397,6 +420,7 @@ def assess_stated(
         return None
     mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
     device_bytes = (needed_bytes + devices.device_count - 1) // devices.device_count  # rounded up
+    # refused: why these devices can never serve the weights, however much memory they have; None: they can
     refused = refuse_devices(workload, devices) if workload is not None else None
     level = grade_fit(mode, device_bytes, free) if refused is None else "too_tight"
     short_text = f"needs {size_text(device_bytes)}, {size_text(free)} free: short {size_text(device_bytes - free)}"

@@ -33,6 +33,8 @@ def list_llmfit_models(
         node: the only node or host; empty: the best one for each model.
     """
     flags, worst = flag_matches(snapshot, visible, query), RANKS[query.min_fit]
+    # The best place of each model, by its position in `snapshot.models`, as in `flags`. A lower rank or level is
+    # better.
     best = dict[int, _BestPlace]()
     for profile in snapshot.profiles:
         if node and node not in profile.names:

@@ -33,6 +33,7 @@ def build_document() -> Mapping[str, Any]:
         if message_type is not None
     ]
     unique = list(dict.fromkeys([*types, ErrorAnswer]))
+    # references: how to refer to the schema of each type, in the order of `unique`; components: the schemas by name
     references, components = msgspec.json.schema_components(unique, ref_template=_REFERENCE)
     schemas = dict(zip(unique, references, strict=True))
     paths: dict[str, Any] = {}
@@ -61,6 +62,7 @@ def _describe_route(route: ApiRoute, schemas: Mapping[type, Any]) -> dict[str, A
 
     `schemas` has, for each struct, the reference to its schema in the document.
     """
+    # _FAILURES: what each HTTP status of a failure means
     answer = schemas[route.answer_type] if route.answer_type is not None else {"type": "object"}
     described: dict[str, Any] = {
         "summary": route.summary,

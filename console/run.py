@@ -77,10 +77,12 @@ def build_health(service: DensityService) -> AnswerServer:
     process = build_process_registry()
 
     async def answer_metrics(_: AskedQuestion) -> WholeAnswer:
+        """Answer with the metrics of this process and of all nodes."""
         body = await service.compute(lambda snapshot, table: render_metrics(process, snapshot, table))
         return WholeAnswer(200, body, CONTENT_TYPE.encode())
 
     def answer_readyz(_: AskedQuestion) -> WholeAnswer:
+        """Answer 200 once the cluster was read, 503 before that."""
         if not service.view.is_complete:
             return WholeAnswer(503, b"the cluster is still being read\n")
         return WholeAnswer(200, b"ok\n")

@@ -133,7 +133,10 @@ class AcceleratorPoolStatus(ApiStruct, frozen=True):
 
 
 def _counts_devices(field: str) -> dict[str, str]:
-    """Return the rule that `field` is a whole number, unless the accelerator is metal."""
+    """Return the rule that `field` is a whole number, unless the accelerator is metal.
+
+    The field is an integer or a text, hence `string()`, and may be absent, hence `has()`.
+    """
     return rule(
         f"self.accelerator == 'metal' || !has(self.{field}) || string(self.{field}).matches('^[0-9]+$')",
         f"{field} counts devices: use a whole number",

@@ -64,6 +64,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     def render(self) -> dict[str, Any]:
         """Return the CustomResourceDefinition of this kind: names, scope, and its one version with the schema."""
+        # AGE, the column with the age, comes last in `kubectl get`, as for Kubernetes' own kinds.
         version: dict[str, Any] = {
             "name": VERSION,
             "served": True,
@@ -97,6 +98,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         """Return the schema of a whole object of this kind: its spec, if it has one, its status, and its CEL rules."""
         has_spec = "spec" in self.struct.__struct_fields__
         spec = {"spec": field_schema(self.struct, "spec", defaults=True)} if has_spec else {}
+        # The API server fills in the defaults of a spec; a status has none.
         schema: Schema = {
             "description": (self.struct.__doc__ or "").strip(),
             "type": "object",

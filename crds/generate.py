@@ -22,11 +22,13 @@ HEADER = "# Generated from the structs in crds/ by `make crds`. Do not edit.\n"
 
 
 def render_files() -> dict[Path, str]:
-    """Return each file's path and text."""
+    """Return each file's path and text: each kind's definition and its copy in the chart, then the reference."""
     files: dict[Path, str] = {}
     for kind in DEFINITIONS:
         definition, name = kind.render(), f"{GROUP}_{kind.plural}.yaml"
         files[FOLDER / name] = _dump(definition)
+        # Helm keeps the definitions of the chart when it is uninstalled (`KEPT`): their objects would be deleted with
+        # them.
         files[CHART / name] = _dump(definition | {"metadata": definition["metadata"] | {"annotations": KEPT}})
     return files | {REFERENCE: render_reference()}
 

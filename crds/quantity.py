@@ -22,6 +22,7 @@ def parse_quantity(quantity: object) -> Decimal | None:
 
     A value beyond the largest quantity of Kubernetes is capped, and a text of more than 64 characters is none.
     """
+    # _LARGEST: the largest quantity of Kubernetes; _LONGEST: most characters of one
     if isinstance(quantity, int):
         quantity = max(-_LARGEST, min(quantity, _LARGEST))
     text = str(quantity)
@@ -38,6 +39,7 @@ def _parse_text(text: str) -> Decimal | None:
     if not match:
         return None
     number, suffix = Decimal(match["number"]), match["suffix"] or ""
+    # Ki is 1024, Mi its square, and so on; a suffix of several letters without an i is an exponent.
     if suffix.endswith("i"):
         amount = number * Decimal(1024) ** (1 + "KMGTPE".index(suffix[0]))
     elif len(suffix) > 1:

@@ -15,6 +15,7 @@ _WHOLE: Final = 100
 
 def format_rate(tokens_per_second: float) -> str:
     """Return a rate as a decimal number of about three digits."""
+    # From 100 on, three digits stand before the decimal point.
     if tokens_per_second >= _WHOLE:
         return f"{tokens_per_second:.0f}"
     has_one_decimal = tokens_per_second >= 1 or tokens_per_second == 0

@@ -58,6 +58,7 @@ def _render_fields(schema: Schema, path: str, kind: str, first_rows: dict[str, s
     required = schema.get("required", ())
     for name, field_schema in schema.get("properties", {}).items():
         field_path = f"{path}.{name}"
+        # item: the schema of the entries of a list, or of the field itself
         item = field_schema.get("items", field_schema)
         fields = item.get("properties", {})
         if fields.keys() == _CONDITION_FIELDS:  # metav1.Condition is Kubernetes' own

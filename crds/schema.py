@@ -64,6 +64,7 @@ def _render_struct(info: inspect.StructType, *, defaults: bool) -> Schema:
         if "description" not in schema:
             raise TypeError(f"{info.cls.__name__}.{field.name} has no description: kubectl explain would show nothing")
         if schema.get("type") == "integer":
+            # Kubernetes reads integers as 32 or 64 bits: the largest allowed number decides.
             schema.setdefault("format", "int32" if schema["maximum"] < 1 << 31 else "int64")
         elif schema.get("type") == "array":
             schema.setdefault("x-kubernetes-list-type", "atomic")

@@ -9,6 +9,7 @@ _STEP = 1024
 
 def size_text(size_bytes: int) -> str:
     """Return a size in bytes as readable text, for example `4.4 GiB`."""
+    # `unit` is an index in _UNITS: bytes, KiB, MiB and so on, each 1024 of the one before.
     size, unit = float(size_bytes), 0
     while size >= _STEP and unit < len(_UNITS) - 1:
         size, unit = size / _STEP, unit + 1

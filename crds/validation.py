@@ -98,6 +98,7 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
     spec: Manifest = {"spec": {}} if "spec" in _schema(manifest["kind"])["properties"] else {}
     whole = {"metadata": manifest["metadata"], **with_defaults({**spec, **manifest})}
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda error: [*map(str, error.absolute_path)])
+    # _STRUCTURAL_KEYWORDS: keywords of the schema whose violation means that the structure is wrong
     if any(error.validator in _STRUCTURAL_KEYWORDS for error in errors):
         errors = [error for error in errors if error.validator != "x-kubernetes-validations"]
     return [SchemaViolation(_find_path(error), _render_message(error)) for error in errors]
@@ -113,6 +114,7 @@ def _check_envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
         yield SchemaViolation((field,), _describe_unknown(field, _TOP_LEVEL))
     metadata = manifest.get("metadata")
     name: object = metadata.get("name") if isinstance(metadata, dict) else None
+    # _SUBDOMAIN and _LABEL: what Kubernetes takes for a name and a namespace, each with its message (_TEXT).
     if name is None:
         yield SchemaViolation(("metadata", "name"), "Required value: name is required")
     elif not isinstance(name, str) or len(name) > LONGEST_NAME or not _SUBDOMAIN.fullmatch(name):
@@ -138,6 +140,7 @@ def _validator(kind: str) -> Draft202012Validator:
     Those are unknown fields, RE2 patterns, the distinct keys of a list, and CEL rules; integers have 64 bits at most.
     """
     formats = FormatChecker(formats=())
+    # True: the value is valid. What is no integer is a violation of the type, not of this format.
     formats.checks("int64")(lambda value: not isinstance(value, int) or -(1 << 63) <= value < 1 << 63)
     keywords = {
         "properties": _check_properties,
@@ -159,6 +162,7 @@ def _fill_defaults(value: Any, schema: Schema) -> Any:
     if not isinstance(value, dict):
         return value
     fields = schema.get("properties", {})
+    # The null of an unknown field stays, so that the field is refused.
     for name in [name for name, entry in value.items() if entry is None]:
         if name in fields or "additionalProperties" in schema:
             del value[name]
@@ -177,6 +181,8 @@ def _check_properties(validator: Any, properties: Mapping[str, Schema], value: A
     """
     if not isinstance(value, dict):
         return
+    # The keyword "unknown" is made up: `_render_message` shows its messages as they are. `descend` checks a field by
+    # its schema.
     for name in value.keys() - properties.keys():
         if properties and "additionalProperties" not in schema:
             yield ValidationError(_describe_unknown(name, properties), validator="unknown", path=[name])
@@ -196,6 +202,7 @@ def _check_distinct(_validator: Any, keys: list[str], value: Any, _schema: Schem
     """Refuse two entries of a list that have the same key."""
     earlier_keys: list[list[object]] = []
     for number, entry in enumerate(_as_list(value)):
+        # An entry that is no object has the wrong type, which another check reports: its number makes it distinct here.
         key: list[object] = [entry.get(name) for name in keys] if isinstance(entry, dict) else [number]
         if key in earlier_keys:
             shown = json.dumps(dict(zip(keys, key, strict=True)))
@@ -209,6 +216,7 @@ def _check_pattern(_validator: Any, pattern: str, value: Any, schema: Schema) ->
 
     A text that is too long is not matched: its length is a problem already.
     """
+    # Without a maxLength, any length will do; `_evaluate` computes a CEL expression.
     if (
         isinstance(value, str)
         and len(value) <= schema.get("maxLength", len(value))
@@ -226,6 +234,7 @@ def _check_rules(_validator: Any, rules: list[dict[str, str]], value: Any, _sche
         if "oldSelf" in rule["rule"]:
             continue  # the rule is about an edit, and compares with the object before it
         try:
+            # The rule is a CEL expression; it holds only if its result is True.
             holds = _evaluate(rule["rule"], self=value) is True
         except (ValueError, TypeError, RuntimeError, LookupError) as error:
             yield ValidationError(f"{rule['message']} (the rule cannot be evaluated: {error})")
@@ -270,6 +279,8 @@ def _render_message(error: ValidationError) -> str:
             return f"Too many: {_count_items(error.instance)}: must have at most {limit} items"
         case "x-kubernetes-validations":
             return f"Invalid value: {value}: {error.message}"
+    # _IN_BODY: the API server's messages for all other keywords; `limit` is the value of the keyword, such as a
+    # maximum.
     text = _IN_BODY[str(error.validator)].format(limit) if error.validator in _IN_BODY else error.message
     return f"Invalid value: {value}: {_join_path(error.absolute_path)} in body {text}"
 

@@ -51,6 +51,7 @@ def find_line(node: yaml.Node, path: Iterable[str | int]) -> int:
 
     If the document does not have it, such as a required field that is missing, it is the line of its nearest parent.
     """
+    # mark: where the last step of the path begins that the document has
     mark = node.start_mark
     for step in path:
         if isinstance(node, yaml.MappingNode):

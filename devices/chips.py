@@ -57,6 +57,7 @@ CHIPS: Final[Mapping[str, tuple[Bandwidth, ...]]] = {
 
 def bandwidth_bytes_per_second(chip: str | None, gpu_cores: int | None) -> int | None:
     """Look up the memory bandwidth of `chip`; None when the chip is not listed or its variant is not known."""
+    # CHIPS: the variants of each chip by its name. One without a number of GPU cores is the only one of its chip.
     for variant in CHIPS.get(chip or "", ()):
         if variant.gpu_cores is None or variant.gpu_cores == gpu_cores:
             return variant.gb_per_second * _GB

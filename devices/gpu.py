@@ -32,10 +32,12 @@ def parse(text: str) -> Gpu:
     Memory and utilization are in the property PerformanceStatistics, a dictionary in one line. Only this line is
     searched, for whole keys: other properties have the same keys, and "In use system memory (driver)" is another value.
     """
+    # The pattern ends with the newline, without which the line is incomplete.
     statistics = re.search(r'^[\s|]*"PerformanceStatistics" = \{(.*)\}\n', text, re.MULTILINE)
     values = dict(re.findall(r'"([^"]+)"=([0-9]+)(?=,|$)', statistics[1] if statistics else ""))
     used = _parse_number(values.get("In use system memory"))
     utilization = _parse_number(values.get("Device Utilization %"))
+    # Counters of the driver may wrap below 0: a value above `_MOST_BYTES` or 100 % is unknown.
     return Gpu(
         model=_find_property(text, r'"model" = "([^"]+)"'),
         cores=_parse_number(_find_property(text, r'"gpu-core-count" = ([0-9]+)')) or None,

@@ -33,7 +33,7 @@ def read() -> HostFacts:
     facts = macos.read() if sys.platform == "darwin" else linux.read()
     boot_id = None
     with contextlib.suppress(OSError):
-        boot_id = processes.boot_id()
+        boot_id = processes.boot_id()  # another one after each start of the machine
     return dataclasses.replace(facts, boot_id=boot_id, booted_at_seconds=round(time.time() - since_boot_seconds()))
 
 

@@ -132,6 +132,7 @@ def parse_memory_use(statistics: bytes, page_bytes: int) -> MemoryUse | None:
     if len(statistics) < _VM_STATISTICS.size:
         return None
     numbers = _VM_STATISTICS.unpack_from(statistics)
+    # The places of these four counts of pages in vm_statistics64 (`_VM_STATISTICS` lists all).
     wired, purgeable, compressor, anonymous = numbers[3], numbers[13], numbers[19], numbers[22]
     if not wired:
         return None
@@ -143,6 +144,7 @@ def children(pid: int) -> list[int]:
     library = _library()
     buffer = (ctypes.c_int * _MOST_CHILDREN)()
     size = ctypes.c_int(ctypes.sizeof(buffer))
+    # The kernel writes the process ids into the buffer, and returns the number of bytes.
     written = library.proc_listpids(ctypes.c_uint32(_PPID_ONLY), ctypes.c_uint32(pid), buffer, size)
     return [child for child in buffer[: max(0, written) // ctypes.sizeof(ctypes.c_int)] if child > 0]
 

@@ -26,6 +26,7 @@ def read() -> HostFacts:
         os=parse_os_release(read_limited(Path("/etc/os-release"))),
         architecture=platform.machine() or None,
         memory_bytes=memory_bytes,
+        # _MODEL_SHARE: the part of the memory that models may take; the rest is for the system and the owner
         model_memory_bytes=int(memory_bytes * _MODEL_SHARE) if memory_bytes else None,
     )
 

@@ -47,13 +47,17 @@ def is_quarantined(path: str) -> bool:
     """
     flags = output_or_empty(*QUARANTINE, path).strip().partition(";")[0]
     try:
+        # _APPROVED: the bit that is set once the owner has opened the file. No flags: there is no mark.
         return bool(flags) and not int(flags, 16) & _APPROVED
     except ValueError:
         return True
 
 
 def parse_sleep_minutes(text: str) -> int | None:
-    """Read `pmset -g`: the line ` sleep  1 (sleep prevented by ...)`, or `SleepDisabled  1`, which outdoes it."""
+    """Read `pmset -g`: the line ` sleep  1 (sleep prevented by ...)`, or `SleepDisabled  1`, which outdoes it.
+
+    Return the minutes until the Mac sleeps, 0 if it never does; None: neither line is there.
+    """
     if re.search(r"^\s*SleepDisabled\s+1\s*$", text, re.MULTILINE):
         return 0
     match = re.search(r"^ sleep\s+(\d+)\b", text, re.MULTILINE)

@@ -62,6 +62,7 @@ def read() -> HostFacts:
 def parse_sysctl(text: str) -> dict[str, str]:
     """Read `sysctl KEY...` output, `key: value` or `key = value` a line; keys without a value are left out."""
     values = {}
+    # A line without an end is incomplete, such as the last one of a tool that was killed, and is left out.
     for line in text.splitlines(keepends=True):
         key, separator, value = line.partition(": " if ": " in line else " = ")
         if separator and value.strip() and line.endswith("\n"):

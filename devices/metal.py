@@ -37,7 +37,7 @@ def parse(text: str) -> Metal:
     try:
         return msgspec.json.decode(text, type=Metal)
     except (msgspec.DecodeError, UnicodeError):
-        return Metal()
+        return Metal()  # all facts are None
 
 
 class MetalDevice:

@@ -40,6 +40,7 @@ def watch_network() -> Iterator[asyncio.Event]:
             """Read all messages that have come, and set the event if one reports a change."""
             try:
                 while message := kernel.recv(_MOST_BYTES):
+                    # On Linux the socket gets messages of changes only; on macOS also others.
                     if sys.platform == "linux" or is_change(message):
                         changed.set()
             except BlockingIOError:

@@ -55,10 +55,12 @@ def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -
         labels: labels of the Node, by which other labellers state devices.
         roots: the folders at which this process sees its node.
     """
+    # The order is that of preference: a node reports the devices of one vendor.
     by_probe = [read_nvidia(), read_amd(roots.sys, roots.proc), read_gaudi(roots.sys, roots.proc)]
     readings = [reading for reading in (*by_probe, read_intel(roots.sys, roots.proc)) if reading]
     chosen = choose_reading(readings, read_labels(labels), list_pci_devices(roots.sys))
     machine = read_machine(roots.proc, roots.disk)
+    # A number format counts if all devices compute with it.
     formats = [find_number_formats(chosen.vendor, device.architecture) for device in chosen.devices]
     hardware = replace(
         machine,
@@ -91,6 +93,7 @@ def choose_reading(
     with_devices = [reading for reading in readings if reading.devices]
     if not with_devices and labelled is not None:
         # Labels are all that most nodes without the vendor's runtime class have: nothing has failed there.
+        # From here on, the labels are a reading like those of probes.
         with_devices, readings = [labelled], [*readings, labelled]
     problems = [problem for reading in readings for problem in _explain_failures(reading)]
     answered_vendors = {reading.vendor for reading in readings}
@@ -122,6 +125,7 @@ def share_memory(devices: Sequence[NodeDevice], machine: NodeFitnessStatus) -> l
 
 def _explain_failures(reading: VendorReading) -> list[str]:
     """Return the problems of a reading, with a hint where the tool of the vendor has failed."""
+    # _TOOLS: the program by which each vendor's devices are read. A problem of a tool begins with its name.
     tool = _TOOLS.get(reading.vendor, "")
     hint = f"run {tool} on the node, and see the driver's messages there (dmesg)"
     return [
@@ -131,6 +135,7 @@ def _explain_failures(reading: VendorReading) -> list[str]:
 
 def _find_vendor(device: PciDevice) -> NodeVendor | None:
     """Return the vendor of a PCI device on which models can run; None for integrated GPUs and all others."""
+    # The ids are those that the PCI registry gives to NVIDIA, Habana (Intel Gaudi), AMD and Intel.
     if device.vendor_id == "10de":
         return "nvidia"
     if device.vendor_id == "1da3":

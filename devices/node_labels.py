@@ -67,6 +67,7 @@ def read_share(accelerator: str, vendor: Vendor, labels: Mapping[str, str]) -> D
     Devices are shared if a label names a strategy of sharing, such as time-slicing, or states several pods for each
     device. Without that number, `memory_mib` is 0, since a share may be of any size.
     """
+    # The value of the vendor's label for sharing, and the number of pods for each device, as its labeller states them.
     strategy, replicas = labels.get(vendor.shared_label or "", ""), labels.get(vendor.replicas_label or "", "")
     pods = int(replicas) if replicas.isascii() and replicas.isdecimal() else 0
     is_shared = strategy in vendor.shared_values or pods > 1

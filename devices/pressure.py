@@ -67,6 +67,7 @@ def derived_level(
     waiting_all, waiting_some = full_percent or 0, some_percent or 0
     is_critical = is_short = False
     if available_bytes is not None and memory_bytes is not None:
+        # A share of the memory, but no more than some GiB: a large host is not short with those left.
         is_critical = available_bytes < min(memory_bytes * _CRITICAL_SHARE, _CRITICAL_BYTES)
         is_short = available_bytes < min(memory_bytes * _WARN_SHARE, _WARN_BYTES)
     if is_critical or waiting_all >= _WAITING_PERCENT:

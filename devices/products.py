@@ -36,6 +36,7 @@ def find_product(vendor: str, text: str, memory_mib: int | None = None) -> Produ
         text: the name.
         memory_mib: memory of the device, if it is known: it tells products of one name apart.
     """
+    # _PARTITION: the end of a label such as -MIG-1g.10gb, which is no part of the product's name
     words = _split_words(_PARTITION.sub("", text))
     if memory_mib and not any(_LABEL_GIB.fullmatch(word) for word in words):
         # Rounded up: tools state a little less than the product's name does.
@@ -46,6 +47,7 @@ def find_product(vendor: str, text: str, memory_mib: int | None = None) -> Produ
         # A100-80GB has both names A100 and A100-80GB in it: the longer one says more.
         named = [product for product in listed if _names_product(words, _split_words(product.name))]
         match = max(named, key=_rank_name, default=None)
+    # A partition has only a part of the product's memory and speed.
     if match and _PARTITION.search(text):
         return match._replace(memory_mib=None, gb_per_second=None, source="", tflops=None)
     return match

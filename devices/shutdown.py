@@ -31,6 +31,7 @@ def _read_manager_state(systemctl: str) -> str:
     That is the systemd of the user if it has started this process: it stops at the user's last logout, too, and ends
     the engines then.
     """
+    # _USER_MANAGER_VARIABLE: the user's systemd sets it for what it starts
     user_option = ("--user",) if os.environ.get(_USER_MANAGER_VARIABLE) else ()
     # `is-system-running` itself fails with every state but `running`.
     argv = (systemctl, *user_option, "show", "--property=SystemState", "--value")

@@ -59,6 +59,7 @@ def unix_peer_pid(connection: socket.socket) -> int:
     """
     if sys.platform == "darwin":
         return connection.getsockopt(_MACOS_SOL_LOCAL, _MACOS_LOCAL_PEERPID)
+    # Linux returns process, user and group (struct ucred).
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
 
@@ -70,7 +71,9 @@ def unix_peer_uid(connection: socket.socket) -> int:
     """
     if sys.platform == "darwin":
         credentials = connection.getsockopt(_MACOS_SOL_LOCAL, _MACOS_LOCAL_PEERCRED, _MACOS_XUCRED_BYTES)
+        # struct xucred begins with its version and the user.
         _, uid = struct.unpack_from("2I", credentials)
     else:
+        # struct ucred: process, user and group
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)

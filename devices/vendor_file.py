@@ -64,6 +64,7 @@ def parse_vendors(text: str, engines: Collection[RuntimeName]) -> Vendors:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise VendorFileError(f"line {line}: not valid YAML: {error.problem}") from error
+    # The tree of nodes, `root`, knows the line of each field, for messages. An empty file changes nothing.
     if entries is None or root is None:
         return VENDORS
     if not isinstance(entries, dict):
@@ -115,11 +116,13 @@ def _refuse_toleration(toleration: Toleration) -> str | None:
     key = toleration.key
     if not key:
         return "has no key, so it tolerates every taint: state the key of the vendor's own taint"
+    # Prefix of taints that keep a node for a role.
     if key.startswith(_ROLE_TAINTS):
         return (
             f"has key {key}, which keeps pods off nodes of another role, such as control planes: remove it; services "
             "that need it state it in spec.tolerations"
         )
+    # Taints that Kubernetes gives to nodes that are not well, and those of device plugins and health checks.
     if key.rpartition("/")[0].endswith(_NODE_TAINTS) or _UNHEALTHY in key.lower():
         return f"has key {key}, which keeps pods off unhealthy nodes or devices: remove it"
     return None
@@ -136,6 +139,7 @@ def _build_vendor(root: yaml.Node, name: object, fields: object) -> Vendor:
     line = find_line(root, [str(name)])
     if not isinstance(name, str) or not re.fullmatch(LABEL_PATTERN, name):
         raise VendorFileError(f"line {line}: {name!r} is no name: use lower-case letters, digits and '-'")
+    # in_pods is False for metal, whose replicas are processes of hosts: no file changes that.
     existing = VENDORS.get(name)
     if existing is not None and not existing.in_pods:
         raise VendorFileError(f"line {line}: {name} is outside of the cluster: remove it")
@@ -143,6 +147,7 @@ def _build_vendor(root: yaml.Node, name: object, fields: object) -> Vendor:
         raise VendorFileError(f"line {line}: {name} must have fields, such as resource: example.com/npu")
     merged: dict[str, Any] = msgspec.to_builtins(existing or Vendor())
     for field, value in fields.items():
+        # _FIELDS_MERGED_BY_KEY: mappings of which the file may change single entries, such as the image of one engine
         is_merged = field in _FIELDS_MERGED_BY_KEY and isinstance(value, dict)
         merged[field] = {**merged[field], **value} if is_merged else value
     try:
@@ -161,14 +166,18 @@ def _list_steps(error: str) -> list[str]:
     If the error is an unknown field, its name is the last step, which msgspec's path does not have.
     """
     path = error.rpartition("at `$")[2] if "at `$" in error else ""
+    # Each step of the path is the name of a field, or the index of an item.
     steps = [name or index for name, index in _PATH_STEP.findall(path)]
+    # _UNKNOWN: "unknown field `NAME`" in the message
     unknown = _UNKNOWN.search(error)
     return [*steps, unknown[1]] if unknown else steps
 
 
 def _explain(error: str) -> str:
     """Return msgspec's error, with the fields that there are if one is unknown."""
+    # _UNKNOWN: "unknown field `NAME`" in the message
     if not _UNKNOWN.search(error):
         return error
+    # inPods is left out: a file can only repeat its default.
     fields = ", ".join(field.encode_name for field in msgspec.structs.fields(Vendor) if field.name != "in_pods")
     return f"{error}; the fields are {fields}"

@@ -143,6 +143,7 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
         """
         if resource == self.resource:
             return True
+        # CLAIMED: the last character of the queue's name for claimed devices, which no resource of a node has.
         if resource.endswith(CLAIMED):
             return self.driver is not None and resource.startswith(f"{self.driver.name}/")
         return any(
@@ -158,6 +159,7 @@ Vendors = Mapping[Accelerator, Vendor]
 
 def explain_device_variable(name: str) -> str | None:
     """Return why neither a service nor a vendor may set a variable that chooses devices; None for any other."""
+    # Variables that container runtimes of nodes read, then those that libraries in the container read.
     if name in _NODE_DEVICE_VARIABLES or name.startswith(_NODE_DEVICE_PREFIXES):
         return "by which a node would give the container devices of other pods"
     if name in _ENGINE_DEVICE_VARIABLES:

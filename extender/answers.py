@@ -48,6 +48,7 @@ class Answers:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Keep what answers need; the neutral score is the one that all nodes get if a model is not known."""
+        # find_board returns the score of each node for the model of a pod; None: the model is not known.
         self._find_board = find_board
         self._neutral_score = neutral_score(weights)
         self._metrics = metrics
@@ -76,6 +77,7 @@ class Answers:
             return WholeAnswer(_BAD_REQUEST, f"{error}\n".encode()), "refused"
         outcome: Outcome
         try:
+            # board: the score of each node for the pod's model; None: the model is not known
             board = self._find_board(args.pod) if args.pod is not None else None
             outcome = "neutral" if board is None else "scored"
         except Exception:  # a defect must not keep pods from their nodes
@@ -96,6 +98,7 @@ class Answers:
         Such a node is "failed" if it may fit later, and "unresolvable" if it never will, so that the scheduler does not
         preempt pods there. Both are counted.
         """
+        # Both dictionaries hold the reason by the name of the node.
         if board is None or not (board.failed or board.unresolvable):
             return encode_filter_result(args)
         failed = {name: board.failed[name] for name in args.names if name in board.failed}

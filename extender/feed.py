@@ -40,11 +40,15 @@ def open_view(vendors: Vendors, annotation_prefix: str, **clocks: Any) -> Cluste
 
     A Node has many KB, and a cluster thousands of them. `clocks` are those of the view, for tests.
     """
+    # Scores depend on the labels in the table of vendors, such as that of the product, and on these two annotations.
     labels = frozenset(label for vendor in vendors.values() for label in _list_labels(vendor))
     annotations = frozenset({f"{annotation_prefix}/gpu.util", f"{annotation_prefix}/cost"})
 
     def keep_part(node: Obj) -> Obj:
-        """Return the identity of a node, and those of its labels and annotations by which it is scored."""
+        """Return the identity of a node, and those of its labels and annotations by which it is scored.
+
+        `labels` and `annotations` are the names to keep. The view calls this function for each Node that it reads.
+        """
         metadata = node["metadata"]
         kept = {name: metadata.get(name, "") for name in ("name", "uid", "resourceVersion")}
         kept["labels"] = _select(metadata.get("labels") or {}, labels)
@@ -93,6 +97,7 @@ class ExtenderFeed:
             if served_and_hash is None:
                 return None
             served, model_hash = served_and_hash
+            # A subject is what is scored: the model and the devices of a replica.
             return self._table.find_board(describe_subject(model_hash, pod, demand, served), served)
         stated_hash = find_stated_hash(pod)
         return self._table.find_board(describe_subject(stated_hash, pod, demand)) if stated_hash else None
@@ -122,7 +127,10 @@ class ExtenderFeed:
             return None
 
         def decode() -> tuple[ServedModel, str] | None:
-            """Return both decoded; None: one cannot be decoded, or no engine is chosen."""
+            """Return both decoded; None: one cannot be decoded, or no engine is chosen.
+
+            `service` and `model` are the objects that the outer function has found.
+            """
             # `decode_stored` returns a list: each loop runs once, or not at all if the object cannot be decoded.
             for decoded in decode_stored(store, INFERENCE_SERVICES, [service], InferenceService):
                 for served in decode_stored(store, MODELS, [model], Model):
@@ -132,6 +140,7 @@ class ExtenderFeed:
                     return ServedModel(served, decoded, runtime), hash_model(served, runtime, decoded.spec)
             return None
 
+        # Kept under the name "served" until the service changes, or `model` is another object.
         return store.derive(INFERENCE_SERVICES, service, "served", decode, model)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
@@ -149,11 +158,13 @@ class ExtenderFeed:
             self._table.remove_node(name)
             return
         metadata = node["metadata"]
+        # report: the NodeFitness of the node's agent; a stale one counts as none
         report = None if self.view.freshness.is_stale(name) else self.view.find_report(name)
         reading = read_node(
             metadata["labels"], metadata["annotations"], report, self.view.vendors, self._annotation_prefix
         )
         self._table.set_node(name, reading.facts)
+        # reading.ignored: name and value of each annotation that states no valid number
         if reading.ignored != self._logged_annotations.get(name, ()):
             self._logged_annotations[name] = reading.ignored
             for annotation, value in reading.ignored:

@@ -18,6 +18,7 @@ def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendor
     It cannot if its devices are of another vendor, or if too few of them are large enough. What is unknown counts as
     fitting: a pod of no service, a vendor or a size of memory that is not known.
     """
+    # hardware.vendors: all vendors whose devices the node has; hardware.vendor: the one that its sizes are about
     vendor = vendors.get(subject.accelerator)
     if not subject.is_served or vendor is None or not vendor.has_devices or not hardware.vendors:
         return None

@@ -60,6 +60,7 @@ def read_node(
     util_name, cost_name = f"{annotation_prefix}/gpu.util", f"{annotation_prefix}/cost"
     util, cost = read_number(annotations.get(util_name, "")), read_number(annotations.get(cost_name, ""))
     util = util if util is not None and util <= 1 else None
+    # unread also has the annotations that are missing; only those that are there are ignored with a warning.
     unread = [name for name, number in ((util_name, util), (cost_name, cost)) if number is None]
     ignored = tuple((name, annotations[name][:64]) for name in unread if name in annotations)
 
@@ -67,6 +68,7 @@ def read_node(
     if util is None and fitness is not None:
         percents = [device.utilization_percent for device in fitness.devices if device.utilization_percent is not None]
         util = sum(percents) / len(percents) / _PERCENT if percents else None
+    # _UTILIZATION_STEPS: the utilization is rounded to a twentieth
     rounded_util = None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS
     free_gib: tuple[int | None, ...] = ()
     if hardware.is_shared and fitness is not None:

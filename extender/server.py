@@ -44,6 +44,7 @@ def list_probe_routes(metrics: ExtenderMetrics, is_ready: Callable[[], bool]) ->
     rendering = PacedRendering(metrics.render)
 
     def answer_readyz(_: AskedQuestion) -> WholeAnswer:
+        """Answer 200 once all lists are in, 503 before that."""
         if not is_ready():
             return WholeAnswer(503, b"the lists of nodes and models are not complete yet\n")
         return WholeAnswer(200, b"ok\n")
@@ -76,6 +77,8 @@ def listen_to_scheduler(
         address: an address of this machine; empty: all of them.
         port: the port; 0: a free one.
     """
+    # On loopback only programs of the same pod or machine call: larger bodies and more connections are allowed.
+    # `_TIMES` keeps idle connections longer than a scheduler does.
     is_local = is_loopback(address)
     server = AnswerServer(probe_routes | list_verb_routes(answers, LOCAL_BODIES if is_local else FOREIGN_BODIES))
     caps = connection_caps(descriptor_limit()) if is_local else CAPS

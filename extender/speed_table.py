@@ -121,7 +121,8 @@ class SpeedTable:
         self.measured = measured
         self._facts: dict[str, ScoringFacts] = {}
         self._groups: dict[DeviceHardware, dict[ScoringFacts, dict[str, None]]] = {}
-        """Names of the nodes with equal facts, by their hardware, then by their facts; the inner dict is a set."""
+        """Names of the nodes with equal facts, by their hardware, then by their facts; the inner dict is a set. Nodes
+        of a group have the same score, which is computed once for all."""
         self._pieces: dict[str, list[bytes | None]] = {}
         """The encoded score of each node for each score from 0 to 10, made when it is first needed."""
         self._boards: dict[ScoringSubject, ScoreBoard] = {}
@@ -134,7 +135,7 @@ class SpeedTable:
         self._revision_of_change: dict[str, int] = {}
         """Revision of the last change of each node, the latest one last."""
         self._forgotten_revision = 0
-        """Revision up to which changes of nodes are no longer known one by one."""
+        """Revision up to which changes of nodes are no longer known one by one: an older board is made anew."""
 
     @property
     def board_count(self) -> int:
@@ -154,7 +155,9 @@ class SpeedTable:
         if old_facts is not None:
             self._leave_group(name, old_facts)
         self._facts[name] = facts
+        # _groups: names of nodes, by hardware, then by facts. The inner dict is a set in order.
         self._groups.setdefault(facts.hardware, {}).setdefault(facts, {})[name] = None
+        # _costs: the number of nodes by cost, for the cost of the dearest
         self._costs[facts.cost or 0.0] += 1
         self._record_change(name)
 
@@ -163,6 +166,7 @@ class SpeedTable:
         facts = self._facts.pop(name, None)
         if facts is not None:
             self._leave_group(name, facts)
+            # _pieces: the encoded scores of each node
             self._pieces.pop(name, None)
             self._record_change(name)
 
@@ -182,6 +186,7 @@ class SpeedTable:
         """
         # Taken out, and put back at the end: the boards are in the order of their last use.
         board = self._boards.pop(subject, None)
+        # revision: the number of changes of nodes so far. A board of the same revision is up to date.
         if board is None or board.revision != self._revision:
             measured = self.measured.list_classes(subject.model_hash, subject.namespace)
             if served is None and not measured:
@@ -201,6 +206,8 @@ class SpeedTable:
         Speeds that are kept are used again, as long as the inputs of their estimate are the same: spec and layout of
         the model, and its service.
         """
+        # _groups has each hardware of the nodes as a key. Hardware that no node has any more is left out of the new
+        # result.
         last = self._speeds.get(subject)
         inputs = served.speed_inputs if served is not None else ()
         kept = last.speeds if last is not None and last.inputs == inputs else {}
@@ -224,6 +231,7 @@ class SpeedTable:
         another vendor, or facts are missing.
         """
         device_class = hardware.name_class(subject.device_count, subject.partition)
+        # measured: the measurements of the subject, by device class
         if record := measured.get(device_class):
             return record.tokens_per_second
         if served is None or (subject.device_count and hardware.vendor != subject.accelerator):
@@ -247,6 +255,7 @@ class SpeedTable:
         }
         fastest = max((verdict.speed for verdict in verdicts.values() if verdict.misfit is None), default=0.0)
         scale = ScoreScale(fastest, max(self._costs, default=0.0))
+        # Changes up to `_forgotten_revision` are no longer known one by one, so that an older board cannot be updated.
         if board is None or board.scale != scale or board.revision < self._forgotten_revision:
             board = ScoreBoard(self._neutral, scale)
             for hardware, groups in self._groups.items():
@@ -274,6 +283,7 @@ class SpeedTable:
 
         A node whose hardware never fits has the score 0; one that is only full now keeps its score.
         """
+        # verdict.misfit: why this hardware can never run the subject; `pieces` has the encoded score of each node
         if verdict.misfit is not None:
             board.unresolvable.update(dict.fromkeys(names, verdict.misfit))
         elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
@@ -289,6 +299,7 @@ class SpeedTable:
 
     def _list_changed(self, revision: int) -> Iterator[str]:
         """Yield the names of the nodes that have changed since a revision, the latest change first."""
+        # _revision_of_change: the revision of each node's last change, the latest last
         for name, changed_revision in reversed(self._revision_of_change.items()):
             if changed_revision <= revision:
                 return
@@ -300,9 +311,12 @@ class SpeedTable:
         Boards that are older than a forgotten change cannot be updated, and are made anew.
         """
         self._revision += 1
+        # Taken out and put in again, the latest change is the last in the dict, and the oldest the first.
         self._revision_of_change.pop(name, None)
         self._revision_of_change[name] = self._revision
+        # Room for a change of each node, and for as many nodes and some more (`_MOST_GONE`) that are gone.
         if len(self._revision_of_change) > 2 * len(self._facts) + _MOST_GONE:
+            # Boards that are older than the forgotten change are made anew.
             oldest = next(iter(self._revision_of_change))
             self._forgotten_revision = self._revision_of_change.pop(oldest)
 
@@ -311,6 +325,7 @@ class SpeedTable:
 
         It is encoded once, and shared by all boards.
         """
+        # _pieces: the items that were encoded for each node; the index in its list is the score
         pieces = self._pieces.get(name)
         if pieces is None:
             pieces = self._pieces[name] = [None] * (BEST_SCORE + 1)
@@ -321,8 +336,10 @@ class SpeedTable:
 
     def _drop_oldest_boards(self) -> None:
         """Drop the least recently used boards beyond the limit, which is lower the more nodes there are."""
+        # MOST_ENTRIES bounds the nodes of all boards together. At least _LEAST_BOARDS stay, at most MOST_BOARDS.
         most = min(MOST_BOARDS, max(_LEAST_BOARDS, MOST_ENTRIES // max(1, len(self._facts))))
         while len(self._boards) > most:
+            # _boards is in the order of use; _speeds has the speeds of the same subjects.
             oldest = next(iter(self._boards))
             del self._boards[oldest]
             self._speeds.pop(oldest, None)
@@ -330,6 +347,7 @@ class SpeedTable:
     def _leave_group(self, name: str, facts: ScoringFacts) -> None:
         """Take a node out of the group of these facts, and out of the count of costs; drop what is empty then."""
         cost = facts.cost or 0.0
+        # _costs: number of nodes by cost; _groups: names of nodes, by hardware, then by facts
         self._costs[cost] -= 1
         if not self._costs[cost]:
             del self._costs[cost]

@@ -77,6 +77,7 @@ def read_demand(pod: PodFacts, vendors: Vendors) -> DeviceDemand:
     for resource, count in pod.devices.items():
         for name, vendor in vendors.items():
             if vendor.offers(resource):
+                # A resource such as nvidia.com/mig-1g.10gb counts partitions: its profile is 1g.10gb.
                 profile = _MIG.fullmatch(resource)
                 return DeviceDemand(name, count, profile["profile"] if profile else "")
     return DeviceDemand()
@@ -108,6 +109,7 @@ def describe_subject(
     # The memory in the status is that of whole devices of its accelerator.
     status_applies = has_one_accelerator and status_accelerator in {"", accelerator} and not demand.partition
     spec_count = 0 if accelerator == "cpu" else (spec.hardware.count or spec.resources.gpu or 1)
+    # need_bytes below is None if the status is about other devices, or if the replica has none.
     device_count = demand.number or spec_count
     return subject._replace(
         accelerator=accelerator,

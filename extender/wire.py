@@ -98,6 +98,7 @@ def decode_args(body: bytes | bytearray) -> ExtenderArgs:
         UndecodableArgsError: the candidate nodes cannot be read. A pod that cannot be read is None.
     """
     try:
+        # _NOTHING is null, for a field that is missing; _UNDECODABLE: errors of decoding.
         fields = {key.lower(): value for key, value in _decode_object(body).items()}
         names_json = fields.get("nodenames", _NOTHING)
         names = _decode_names(names_json)
@@ -106,10 +107,11 @@ def decode_args(body: bytes | bytearray) -> ExtenderArgs:
         listed = _decode_nodes(fields.get("nodes", _NOTHING))
         nodes = listed.items if listed is not None else None
         if nodes is None:
-            return ExtenderArgs(_read_pod(fields), [], b"[]")
+            return ExtenderArgs(_read_pod(fields), [], b"[]")  # no candidates
         names = [_decode_node(node).metadata.name for node in nodes]
     except _UNDECODABLE as error:
         raise UndecodableArgsError(f"the request is no ExtenderArgs: {error}") from error
+    # The answer lists Nodes then, and its names are null.
     return ExtenderArgs(_read_pod(fields), names, b"null", nodes)
 
 
@@ -119,6 +121,7 @@ def _read_pod(fields: Mapping[str, msgspec.Raw]) -> PodFacts | None:
     Its containers run side by side, so their devices add up; init containers run before, one after the other.
     """
     try:
+        # _NOTHING is null, for a request without a pod; _UNDECODABLE: errors of decoding.
         pod = _decode_pod(fields.get("pod", _NOTHING))
     except _UNDECODABLE:
         return None

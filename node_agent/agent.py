@@ -119,11 +119,14 @@ class NodeAgent:
         while True:
             await asyncio.sleep(next_at - self._clock())
             await self.step()
+            # After a step that took longer than the interval, the next one follows at once.
             next_at = max(next_at + self._options.interval_seconds, self._clock())
 
     async def step(self) -> None:
         """Probe, and write what is due; a defect is logged and ends nothing."""
         try:
+            # failure: why nothing was read, "" if it was; conflicts: labels that another labeller owns with other
+            # values
             failure = await self._read_hardware()
             conflicts = await self._write_labels()
             await self._report(ReportProblems(conflicts, self._labels.refused.message, probe_failed=failure))
@@ -138,6 +141,7 @@ class NodeAgent:
         3. Keep what it read, with the devices of the last probe where a failing tool has missed them.
         """
         started = self._clock()
+        # _running_probe: the probe that has not ended yet; _probe_started_at: when it began
         if self._running_probe is None:
             self._probe_started_at = self._wall_clock()
             labels = self._node["metadata"].get("labels", {}) if self._node else {}
@@ -156,6 +160,7 @@ class NodeAgent:
             return f"the probe failed with {type(error).__name__}, so these facts grow old: see the log of the agent"
         reading = probe.result()
         self._metrics.count_probe(self._clock() - started, failed=bool(reading.problems))
+        # _bandwidth was measured once, when the agent started.
         hardware = replace(
             reading.hardware,
             observed_at=rfc3339(self._wall_clock()),
@@ -169,6 +174,7 @@ class NodeAgent:
         """Keep the hardware for labels and the REST API, show it in the metrics, and log it if it has changed."""
         hardware, state, problems = reported.hardware, reported.devices_state, reported.problems
         logged = state, hardware.vendor, [device.id for device in hardware.devices], problems
+        # _last_logged: the facts in the last log line
         if logged != self._last_logged:
             log.info(
                 "hardware_read",
@@ -190,6 +196,7 @@ class NodeAgent:
         plan = plan_labels(build_labels(hardware, self._options.label_prefix), node)
         self._metrics.note_conflicts(plan.conflicts)
         if written := await self._labels.write(node, plan):
+            # The watch brings this Node later: until then the store has it from the answer.
             self._store.put(NODES, written)
         return plan.conflicts
 

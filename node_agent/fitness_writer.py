@@ -31,6 +31,7 @@ class RefusedWrites:
     """The pause after writes of one kind that the API server has refused."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        """Begin without a pause, and without a refusal (in `_failures`, those in a row)."""
         self._clock = clock
         self._failures = 0
         self._paused_until = 0.0
@@ -44,6 +45,7 @@ class RefusedWrites:
 
     def note_refusal(self, error: ApiError) -> None:
         """Pause after a refusal, longer after each in a row, and log it if its message is new."""
+        # _failures: refusals in a row; _paused_until: when the next write may be sent
         self._failures += 1
         pause = backoff_seconds(self._failures, first=FIRST_PAUSE_SECONDS, most=LAST_PAUSE_SECONDS)
         self._paused_until = self._clock() + pause
@@ -121,10 +123,12 @@ class FitnessWriter:
         if not self._refused.is_pause_over:
             return False
         try:
+            # _observed: the NodeFitness as the API server returned it last; None: it has to be read or created
             observed = self._observed or await self._get_or_create(node)
             before: Mapping[str, Any] = observed.get("status") or {}
             body = encode_status(status, before) if status else dict(before)
             written_at = self._written_at
+            # silent_seconds: the time since the last write; without one, it is infinite
             silent_seconds = float("inf") if written_at is None else self._clock() - written_at
             body["conditions"] = merge_conditions(before.get("conditions", []), [condition], now)
             if not is_due(body, before, silent_seconds, self._interval_seconds):

@@ -46,6 +46,7 @@ def keep_last_devices(last: ReportedHardware | None, reading: HardwareReading, n
     as_read = ReportedHardware(hardware, problems, "read", believed=hardware, believed_at_seconds=now_seconds)
     if last is None or not problems:
         return as_read
+    # last.believed: the hardware of the last probe whose devices were believed
     finds_earlier_devices = _list_ids(last.believed) <= _list_ids(hardware)
     if finds_earlier_devices:
         return as_read

@@ -55,6 +55,7 @@ class NodeMetrics:
 
     def note_conflicts(self, conflicts: Sequence[LabelConflict]) -> None:
         """Set the gauge of conflicting labels, and log each conflict that the last call did not have."""
+        # _conflicts: those of the last call; _conflicting: the gauge with their number
         for conflict in conflicts:
             if conflict not in self._conflicts:
                 log.warning(
@@ -87,6 +88,7 @@ class _DeviceCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each gauge with a value for each device that states it; a partition counts as a device."""
+        # For each metric, its help text and how it is read from a device; None: the device does not state it.
         values: dict[str, tuple[str, Callable[[NodeDevice], float | None]]] = {
             "temperature_celsius": ("Temperature of a device.", lambda device: device.temperature_celsius),
             "utilization_ratio": (

@@ -57,6 +57,7 @@ def list_fits(hardware: NodeFitnessStatus, query: FitQuery) -> list[dict[str, An
     """
     devices = _describe_first_device(hardware)
     worst_rank = FIT_LEVELS.index(query.min_fit)
+    # Rank of the level (0 is the best), negated number of parameters, and the row: sorted by the first two.
     candidates = list[tuple[int, float, dict[str, Any]]]()
     for name, entry in load_catalog().items():
         if query.search not in name.casefold() and query.search not in entry.title.casefold():
@@ -85,6 +86,7 @@ def _describe_first_device(hardware: NodeFitnessStatus) -> ServingDevices:
     One is enough, since the devices of a node are usually alike, and each row is about a replica on one of them.
     """
     if not hardware.devices:
+        # The device class, by which measured speeds are found, is left empty: speeds are estimated here.
         return ServingDevices(
             vendor="cpu",
             device_class="",

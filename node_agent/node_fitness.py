@@ -42,6 +42,7 @@ def encode_status(status: NodeFitnessStatus, written: Mapping[str, Any]) -> dict
     was written last, until it differs from it by a step.
     """
     body: dict[str, Any] = msgspec.to_builtins(status)
+    # _DEVICE_STEPS and _STEPS: the least change that is written, by field; devices are matched by what does not change
     earlier = {_identify_device(device): device for device in written.get("devices", ())}
     if devices := body.get("devices"):
         body["devices"] = [
@@ -69,6 +70,7 @@ def is_due(body: Mapping[str, Any], written: Mapping[str, Any], silent_seconds: 
         silent_seconds: time since then.
         interval_seconds: time until the next probe.
     """
+    # _identify: vendor, device class, driver and devices, and the status of each condition
     if _identify(body) != _identify(written):
         return True
     # Of the two probes around the end of a heartbeat, the nearer one writes: half an interval early is near enough.

@@ -106,6 +106,7 @@ def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
     for name, value in wanted.items():
         present = labels.get(name)
         other_owners = owners.get(name, set()) - {FIELD_MANAGER}
+        # Server-side apply lets several managers own a label if all of them want the same value.
         may_write = not other_owners or present == value
         if present is None or (name in own_labels and may_write):
             applied[name] = value
@@ -130,6 +131,6 @@ def _list_owners(node: Obj) -> dict[str, set[str]]:
         if manager == FIELD_MANAGER and entry.get("operation") != "Apply":
             manager = f"{manager} ({entry.get('operation')})"
         for field in labels:
-            if field.startswith("f:"):
+            if field.startswith("f:"):  # managedFields write f:NAME for a field
                 owners.setdefault(field[2:], set()).add(manager)
     return owners

@@ -40,7 +40,7 @@ log = structlog.get_logger()
 def read_key(path: Path) -> bytes:
     """Return the key of the REST API in a file. Raises OSError: it cannot be read, or is empty or too long."""
     with path.open("rb") as file:
-        key = file.read(_LONGEST_KEY + 1).strip()
+        key = file.read(_LONGEST_KEY + 1).strip()  # one byte more, to notice a key that is too long
     if not key or len(key) > _LONGEST_KEY:
         raise OSError(f"the key in {path} has {len(key)} bytes: write one of 1 to {_LONGEST_KEY}")
     return key
@@ -58,7 +58,11 @@ def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], k
     identity = {"name": node, "os": "linux"}
 
     async def answer_models(question: AskedQuestion, *, top_only: bool = False) -> WholeAnswer:
-        """Answer with a page of the models that fit; `top_only` leaves out those that are too tight."""
+        """Answer with a page of the models that fit; `top_only` leaves out those that are too tight.
+
+        The path may name a part of models' names (`question.name`). `read` returns the hardware, or None before the
+        first probe, which is answered as not read.
+        """
         # The estimates and the catalog take some MiB, which an agent that nobody asks does without.
         from node_agent import model_fits  # noqa: PLC0415 - as said
 
@@ -71,6 +75,7 @@ def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], k
             )
         except ValueError as error:
             return _fail(400, str(error))
+        # `top` answers with what fits, whatever level the client asks for.
         if top_only and query.min_fit == "too_tight":
             query = query._replace(min_fit="marginal")
         rows = await asyncio.to_thread(model_fits.list_fits, hardware, query)
@@ -86,12 +91,13 @@ def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], k
         )
 
     def answer_system(_: AskedQuestion) -> WholeAnswer:
-        """Answer with the hardware."""
+        """Answer with the hardware; `read` returns None before the first probe."""
         hardware = read()
         if hardware is None:
             return _NOT_READ
         return _answer_json({"node": identity, "system": _describe_system(hardware)})
 
+    # _NOT_READ is a 503: no probe has ended yet.
     routes = {
         "/health": Route(lambda _: _answer_json({"status": "ok", "node": identity})),
         "/api/v1/system": Route(answer_system),

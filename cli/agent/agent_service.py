@@ -186,8 +186,10 @@ def await_agent(
         ServiceError: the service manager cannot say whether it runs.
         click.ClickException: it has ended or is not ready in time, with the reason if known.
     """
+    # runs: how often the service manager has started the agent; None: it does not count
     awaited_run = awaited_run or manager.read_state().runs
     started = time.monotonic()
+    # last_alive_at: when the agent had last not ended
     last_alive_at = started
     while True:
         # 1. Return its status once it is ready.
@@ -218,6 +220,9 @@ def _has_ended(state: ServiceState, folder: Path, awaited_run: int | None) -> bo
     * The service manager counts a later start: it has.
     * An agent runs: it has not.
     * None runs: it has if the awaited start is counted already, or an agent recorded its end. Else it is still to come.
+
+    A start that is still to come shows no process and no recorded end: the caller has removed the record of the
+    last end before.
 
     Args:
         state: the service manager's view, with its count of starts (`runs`).

@@ -78,6 +78,7 @@ def _prevent_restarts(given: tuple[str, ...]) -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
+        # supervisor: launchd or systemd, which started this process; None: a person did
         supervisor = exit_codes.read_supervisor()
         if supervisor is None:
             raise
@@ -124,6 +125,7 @@ def _run_agent(arguments: AgentArguments) -> int:
     try:
         stopped = asyncio.run(_run_until_signalled(arguments))
     except StartError as error:
+        # PERMANENT: every start with these options fails; TEMPORARY: another start may succeed.
         code = exit_codes.PERMANENT if isinstance(error, OptionsError) else exit_codes.TEMPORARY
         _save_exit(folder, code, str(error))
         if supervisor:

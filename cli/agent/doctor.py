@@ -81,6 +81,7 @@ def _find_host(
         click.UsageError: there is a kubeconfig, and no name.
     """
     manager, folder = find_agent(managers, state_dir)
+    # installed: the command line of the installed agent; empty: none is installed
     installed = (manager.read_arguments() if manager else None) or ()
     name = name or find_option(installed, "--name")
     if kubeconfig is None and (installed_kubeconfig := find_option(installed, "--kubeconfig")):

@@ -51,7 +51,7 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
       pomona agent install --user --quiet-hours 'Mon-Fri 09:00-17:00 Europe/Berlin'
       pomona agent install --user --name studio-1 --kubeconfig ~/.pomona/kubeconfig
     """
-    # 1. Check the options as the agent will.
+    # 1. Check the options as the agent will. `other` is the service manager that must not have an agent, too.
     managers = find_managers(ctx)
     manager, other = (managers.user, managers.system) if as_user else (managers.system, managers.user)
     arguments = AgentArguments(**given)
@@ -163,6 +163,7 @@ def prepare_output(output: Path, owner: pwd.struct_passwd) -> None:
         if os.geteuid() == 0:
             # launchd opens the file as its owner, who must reach it whatever the umask of root is.
             output.parent.chmod(0o755)
+        # O_NOFOLLOW: a link that somebody else put there is refused, since root would change the owner of its target.
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             if os.geteuid() == 0:

@@ -39,6 +39,7 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
         folder = state_folder / "logs"
         path = _find_engine_log(folder, engine) if engine else folder / AGENT_LOG
         if engine is None:
+            # The file to which the service manager writes what the agent prints outside of its log.
             start_log = find_start_log(state_folder, is_of_system=manager is not None and manager.needs_root)
             _print_newer_output(start_log, path, lines)
         for line in read_last_lines(path, lines):
@@ -107,6 +108,8 @@ def _follow(path: Path) -> None:
     while True:
         click.echo(show_raw(decoder.decode(file.read())), nl=False)
         with contextlib.suppress(FileNotFoundError):
+            # Shorter than what was read: it was truncated. Another inode: it was replaced. Either way, read it from its
+            # beginning.
             now = path.stat()
             if now.st_size < file.tell() or now.st_ino != os.fstat(file.fileno()).st_ino:
                 file.close()

@@ -111,6 +111,7 @@ def _signal_agent(manager: ServiceManager, folder: Path, previous: AgentStatus |
 
     # 2. Wait for the next start, before which systemd pauses.
     seconds = READY_SECONDS + (RESTART_SECONDS if state.manager == "systemd" else 0)
+    # runs: how often the service manager has started the agent; None: it does not count
     next_run = state.runs + 1 if state.runs is not None else None
     return await_agent(folder, manager, seconds=seconds, previous_pid=pid, awaited_run=next_run)
 
@@ -126,6 +127,7 @@ def _find_outdated_definition(manager: ServiceManager, ours: Path) -> ServiceDef
 
 def _advise_downgrade(previous: AgentStatus | None) -> str:
     """Return how to go back to the release that ran before, for a message; empty if it was this one or is not known."""
+    # A part of the version after + names a build, which no index has: the release is what comes before.
     release = previous.version.partition("+")[0] if previous else ""
     if release in {"", version("pomona")}:
         return ""

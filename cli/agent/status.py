@@ -58,7 +58,7 @@ def command(ctx: click.Context, state_dir: Path | None, output_format: str) -> N
 
 def format_report(report: AgentReport, width: int) -> str:
     """Return the report as lines of at most `width` columns, with a table of the processes."""
-    lines = [("state folder", report.state_folder)]
+    lines = [("state folder", report.state_folder)]  # label and value; an empty label continues the line before
     if service := report.service:
         pid = f", process {service.pid}" if service.pid else ""
         runs = f", started {service.runs} times" if service.runs and service.runs > 1 else ""

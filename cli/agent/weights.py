@@ -94,6 +94,7 @@ def _remove(store: WeightsStore, text: str) -> None:
         problem = "no weights have" if not matching else f"{len(matching)} weights have"
         raise click.ClickException(f"{problem} a digest that begins with {text!r}: see `pomona agent weights`")
     (manifest,) = matching
+    # The store keeps weights that an engine has open, and returns False. Messages show the first digits of a digest.
     if not store.remove(manifest.digest):
         raise click.ClickException(
             f"{manifest.digest[:_SHOWN_DIGITS]} ({without_secrets(manifest.source)}) is in use: delete the "

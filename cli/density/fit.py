@@ -64,7 +64,8 @@ def command(
     from console.api_requests import read_density_query  # noqa: PLC0415 - same
     from console.density_queries import Page, flag_matches, query_nodes  # noqa: PLC0415 - same
 
-    # 1. Read the cluster. A source replaces all models of it, and the query "*" matches that only one.
+    # 1. Read the cluster. A MODEL with :// is a source, the address of weights. A source replaces all models of it, and
+    #    the query "*" matches that only one.
     source_model = fit_report.read_source(model, files, vendors, allowed_networks) if "://" in model else None
     name_query = model if source_model is None else "*"
     query = read_density_query({"min_fit": min_fit, "use_case": use_case or ""}, name_query)

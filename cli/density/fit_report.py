@@ -55,11 +55,13 @@ def read_source(source: str, files: tuple[str, ...], vendors: Vendors, networks:
             raise click.ClickException(f"{source} is not known: {error}") from error
         click.echo(f"{source}: {error}; using the figures of the catalog", err=True)
         facts = msgspec.to_builtins(listed)
+    # layout: the shape of the model, from which its memory is computed
     if facts.get("layout") is None:
         raise click.ClickException(
             f"it is unknown where {source} fits: its header does not say what it takes. State the memory of a replica: "
             f"pomona simulate {source} --memory GIB, of a Model with spec.memoryBytes"
         )
+    # The model is built as from a Model of the cluster that has been inspected: the header's facts are its status.
     fields = ("file", "format", "gguf", "layout", "totalParameters", "activeParameters")
     status = {name: facts[name] for name in fields if name in facts}
     model = {"metadata": {"name": source}, "spec": {"source": source, "files": list(files)}, "status": status}

@@ -60,6 +60,7 @@ class SimulatedQueue(NamedTuple):
         """True if a replica of the service would start."""
         if self.plan is None:
             return False
+        # plan.services are those of the simulated manifests; the fate of a unit, one replica, says whether it starts.
         keys = {service.key for service in self.plan.services}
         return any(change.fate.state == "starts" and change.fate.unit.service in keys for change in self.plan.changes)
 
@@ -86,6 +87,7 @@ async def simulate_service(
         Unreachable: the API server does not answer.
     """
     # 1. Read the controller's options, and the cluster; the fit needs the cluster even if the queue has a problem.
+    # `problem` says why the queue cannot be simulated, and `note_of_assumptions` names options that are guessed.
     settings, note_of_assumptions, problem = QueueSettings(), "", ""
     try:
         settings, note_of_assumptions = await read_settings(cluster, stated)
@@ -135,6 +137,7 @@ async def _simulate_queue(
     # With a Model of its own, the service comes second; the cluster has not inspected that Model, so state its header.
     is_new_model = len(manifests) > 1
     header = build_header(model, wanted.accelerator) if is_new_model else None
+    # The planner takes headers by the namespace and name of the Model.
     key = ObjectKey(manifests[0]["metadata"]["namespace"], manifests[0]["metadata"]["name"])
     headers = {key: header} if header is not None else {}
     return SimulatedQueue(await plan_manifests(cluster.client, copied, manifests, headers))
@@ -154,7 +157,10 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
     """
 
     def find_unused_name(resource: Resource, name: str) -> str:
-        """Return the name, with `-again` at its end until no object of this kind in the cluster has it."""
+        """Return the name, with `-again` at its end until no object of this kind in the cluster has it.
+
+        `store` has the objects of the cluster. The simulated object must not replace one of them in the plan.
+        """
         taken = {manifest["metadata"]["name"] for manifest in store.list(resource)}
         while name in taken:
             name += "-again"
@@ -195,6 +201,7 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
 
 def list_remaining(plan: QueuePlan) -> list[tuple[str, Mapping[str, int]]]:
     """Return, for each cell (a node or host) where the plan starts a replica, the memory and devices free after it."""
+    # A fate is what becomes of a replica in the plan; cell.free: the amounts that are free there, by resource.
     touched = {cell_id for change in plan.changes if change.fate.state == "starts" for cell_id in change.fate.cells}
     # The names of devices have a slash, such as nvidia.com/gpu.
     return [
@@ -223,7 +230,7 @@ def build_queue_facts(queue: SimulatedQueue) -> Obj:
     if queue.plan is None:
         return {"isKnown": False, "problem": queue.problem}
     plan = queue.plan
-    (service,) = plan.services
+    (service,) = plan.services  # the plan is about the simulated service alone
     problem = service.problem
     return {
         "isKnown": True,

@@ -67,6 +67,7 @@ def command(
 
     asked = SimulateRequest(model=model, quantization=quantization, context=context_length, memory_gb=memory_gb)
     try:
+        # `wanted` has the options of the service, which are named like the fields of WantedService.
         request = check_request(asked)
         answer, queue = run_in_cluster(
             target, lambda cluster: simulate_service(cluster, vendors, request, WantedService(**wanted), stated)

@@ -56,6 +56,7 @@ async def _remove(cluster: Cluster, name: str, *, yes: bool) -> None:
         confirm(f"host {name} has processes", "Remove it now?")
     deleted = await remove_host(cluster.client, name)
     if deleted:
+        # API servers accept a token for so long after its removal, since they cache reviews of tokens.
         await asyncio.sleep(TOKEN_CACHE_SECONDS)
         # A request that was on its way, or a controller that had decided already, may have written since.
         deleted += await remove_host(cluster.client, name)

@@ -49,7 +49,11 @@ def command(name: str, changes: tuple[str, ...], *, target: ClusterOptions) -> N
     wanted = [parse_change(change) for change in changes]
 
     async def edit(cluster: Cluster) -> list[Obj]:
-        """Change the taints of the host, and return them; repeat it if others edit the host at the same time."""
+        """Change the taints of the host, and return them; repeat it if others edit the host at the same time.
+
+        `name` is the host, and `wanted` the changes to its taints.
+        """
+        # The last of `_TRIES` tries raises the conflict.
         for tries in range(_TRIES):
             host = await read_object(cluster.client, METAL_HOSTS, name)
             before = host.get("spec", {}).get("taints") or []
@@ -66,7 +70,7 @@ def command(name: str, changes: tuple[str, ...], *, target: ClusterOptions) -> N
                     raise
             else:
                 return taints
-        raise AssertionError
+        raise AssertionError  # the last try returns or raises
 
     taints = run_in_cluster(target, edit)
     texts = ", ".join(msgspec.convert(taint, HostTaint).text for taint in taints)
@@ -75,7 +79,9 @@ def command(name: str, changes: tuple[str, ...], *, target: ClusterOptions) -> N
 
 def parse_change(text: str) -> TaintChange:
     """Return a change as a user writes it. Raises click.UsageError."""
+    # _CHANGE: a key, then =VALUE, :EFFECT and -, each of which may be missing
     match = _CHANGE.fullmatch(text)
+    # Without an effect, KEY- removes the taint with each effect.
     effect = (match["effect"] or "") if match else ""
     if match is None or (not match["removes"] and not effect) or (effect and effect not in _EFFECTS):
         raise click.UsageError(
@@ -90,6 +96,7 @@ def apply_changes(taints: Sequence[Obj], changes: Iterable[TaintChange]) -> list
     by_key = {(taint["key"], taint["effect"]): taint for taint in taints}
     for change in changes:
         if change.removes:
+            # _EFFECTS: all that a taint of a host may have
             effects = [change.effect] if change.effect else _EFFECTS
             for effect in effects:
                 by_key.pop((change.key, effect), None)

@@ -68,6 +68,7 @@ async def read_settings(cluster: Cluster, stated: StatedSettings) -> "tuple[Queu
         deployment = await cluster.client.get(DEPLOYMENTS, DEPLOYMENT, CONTROLLER_NAMESPACE)
     except (Forbidden, NotFound) as error:
         settings = merge_settings([], default.pods.vendors, stated)
+        # With both options stated, nothing is assumed.
         if stated.min_run_seconds is not None and stated.scheduling_mode is not None:
             return settings, ""
         state = "cannot be read" if isinstance(error, Forbidden) else "does not exist"
@@ -75,6 +76,7 @@ async def read_settings(cluster: Cluster, stated: StatedSettings) -> "tuple[Queu
         return settings, f"Deployment {DEPLOYMENT} in {CONTROLLER_NAMESPACE} {state}: assuming {assumed}"
     containers = deployment["spec"]["template"]["spec"]["containers"]
     arguments = next((container.get("args") or [] for container in containers if container["name"] == "controller"), [])
+    # With --vendors, the controller has a file of accelerators instead of the built-in table.
     has_vendors = find_option(arguments, "--vendors") is not None
     vendors = await _read_vendors(cluster) if has_vendors else default.pods.vendors
     return merge_settings(arguments, vendors, stated), ""
@@ -105,6 +107,7 @@ def merge_settings(arguments: Sequence[str], vendors: Vendors, stated: StatedSet
     from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - not needed for --help
     from controller.pod_settings import PodSettings  # noqa: PLC0415 - same
 
+    # find_option returns the value of an option, None if it is not given.
     default = QueueSettings()
     min_run_text = find_option(arguments, "--min-run")
     mode = find_option(arguments, "--scheduling-mode")

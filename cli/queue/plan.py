@@ -55,6 +55,7 @@ def command(
       pomona plan drain studio-1
       pomona plan add --accelerator nvidia --devices 8 --memory 512Gi
     """
+    # `plan drain` and `plan add` have options of their own.
     if ctx.invoked_subcommand is not None:
         refuse_options_before(ctx)
         return

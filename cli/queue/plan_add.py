@@ -71,7 +71,10 @@ def command(
     from cli.queue.planning import copy_cluster, copy_for_plan, plan_addition  # noqa: PLC0415 - same
 
     async def plan(cluster: Cluster) -> QueuePlan:
-        """Return the effect of the machine of the file or of the options, over a copy of the cluster."""
+        """Return the effect of the machine of the file or of the options, over a copy of the cluster.
+
+        `path` is the file of the machine; None: `accelerator`, `devices`, `memory` and `labels` describe it.
+        """
         copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
         if path is not None:
             added = load_machine(path)
@@ -106,6 +109,7 @@ def build_machine(accelerator: str, devices: int | None, memory: str, labels: tu
         raise click.UsageError(f"--accelerator {accelerator} has no devices: use one of {choices}")
     if devices is None:
         raise click.UsageError("--devices is missing: a node has at least one")
+    # _CPU: so many cores that they limit nothing; _PODS: as many pods as Kubernetes allows by default
     amounts = {"cpu": _CPU, "memory": memory, "pods": _PODS, vendor.resource: str(devices)}
     return prepare_machine({"kind": "Node", "metadata": {"labels": label_values}, "status": {"allocatable": amounts}})
 
@@ -128,6 +132,7 @@ def load_machine(path: Path) -> Obj:
 def prepare_machine(obj: Obj) -> Obj:
     """Return a Node or MetalHost as if it had just joined: empty, ready and open."""
     stated_metadata, status, spec = obj.get("metadata") or {}, dict(obj.get("status") or {}), obj.get("spec") or {}
+    # _NAME: the name of the planned machine; _READY: the condition of one that is ready
     metadata = {"name": _NAME, "uid": f"planned-{_NAME}", "resourceVersion": "1", "generation": 1}
     metadata["labels"] = stated_metadata.get("labels") or {}
     status["conditions"] = [dict(_READY)]

@@ -37,6 +37,8 @@ class PlannedChange(NamedTuple):
 
         A unit, which is a replica to the queue, moves if it starts on one cell and ran on another before. It is evicted
         if it must end for another unit, its preemptor, and then waits.
+
+        `fate` is what becomes of the unit in the forecast, `origin` the cells, nodes or hosts, where it ran before.
         """
         match self.fate.state:
             case "starts":
@@ -81,6 +83,8 @@ def list_changes(
     for fate in list_differences(before, after, always_shown):
         # An evicted unit has a successor with another uid, which begins with the first one.
         earlier = before.fates.get(first_uid(fate.unit.uid))
+        # target: the cell where the unit starts; origin: the cells where it ran before; wait: why it waits, and where
+        # in the queue
         target = cells.get(fate.cells[0]) if fate.state == "starts" and fate.cells else None
         origin = earlier.unit.cells if earlier is not None else ()
         wait = explain_wait(after, fate) if fate.state == "waits" else None
@@ -141,6 +145,7 @@ def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
         )
         for change in changes
     ]
+    # _NARROW: numbers of the columns that fit a terminal. The first two of them are cut last.
     shown = range(len(_TITLES)) if width is None else _NARROW
     return render_table(
         [_TITLES[column] for column in shown], [[row[column] for column in shown] for row in rows], width, {0, 1}
@@ -151,6 +156,7 @@ def _describe_outcome(change: PlannedChange) -> str:
     """Return the outcome with the place in the queue, such as `waits 2/5`, or with the time after which it comes."""
     text = change.outcome
     if change.wait is not None and text != "stays":
+        # Position 0: no node or host could ever run it.
         place = f"{change.wait.position}/{change.wait.length}" if change.wait.position else "without a place"
         return f"{text}, waits {place}" if text == "evicted" else f"{text} {place}"
     if change.fate.after_seconds:

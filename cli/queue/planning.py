@@ -186,7 +186,8 @@ def list_refusals(cell: Cell, planned_round: Round, rules: PlanRules) -> list[st
         planned_round: one round of the queue's decisions, with the units that still wait after it, in their order.
         rules: the administrator's rules of the queue.
     """
-    # The first waiting unit of each service: the last one set under a key stays, so they are set in reverse.
+    # The first waiting unit of each service: of several units under one key, the dict keeps the last, so they are set
+    # in reverse. `order` is the key of the queue's order.
     first_units = {unit.service: unit for unit in reversed(planned_round.queue)}
     shown = sorted(first_units.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
     # `explain` returns one explanation for each cell.
@@ -209,6 +210,7 @@ async def plan_drain(cluster: Cluster, name: str, stated: StatedSettings) -> tup
     drained_id = find_cell(name, cells)
     units = copied.list_units(now)
     before = forecast(cells, units, copied.rules, now.timestamp())
+    # simulate_drain returns the cells and units after the drain.
     after = forecast(*simulate_drain(cells, units, drained_id), copied.rules, now.timestamp())
     running_uids = [unit.uid for unit in units if drained_id in unit.cells and unit.state == "running"]
     return drained_id, QueuePlan(list_changes(before, after, running_uids, copied.list_speeds), after)

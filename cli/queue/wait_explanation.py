@@ -76,6 +76,7 @@ def render_explanation(explained: ExplainedService, target: ClusterOptions, *, i
     queue = service.get("status", {}).get("queue")
 
     # 1. No replica waits, or it is not known whether one does, or one waits only until the next round.
+    # `missing` names the rights that the user lacks. Kueue, another queue, may have the replicas instead of ours.
     if unit is None:
         if not missing and not is_in_kueue(queue):
             phase, see = service.get("status", {}).get("phase", "Pending"), f"status {name}{target.render()}"

@@ -43,6 +43,7 @@ def measure_or_exit(
     try:
         return _measure_url(wanted, plan) if "://" in wanted.name else _measure_service(target, wanted, plan)
     except BenchError as error:
+        # is_final: another try does not help, which the exit code says
         _fail(error.reason, error.message, result, is_final=error.reason in _FINAL_REASONS)
     except AskError as error:
         _fail("Unreachable", str(error), result, is_final=False)
@@ -72,7 +73,10 @@ def _measure_url(wanted: BenchTarget, plan: BenchPlan) -> MeasuredPerformance:
             raise click.ClickException(f"--token-file {wanted.token_file}: no request can carry this token")
 
     async def measure() -> MeasuredPerformance:
-        """Measure the model that is named, or the only one of the engine, with one stream unless more are asked."""
+        """Measure the model that is named, or the only one of the engine, with one stream unless more are asked.
+
+        `wanted` has what the user asked for, `plan` how long and how often is measured.
+        """
         tls = load_hosts_ca(wanted.hosts_ca) if wanted.hosts_ca else True
         url = wanted.name.rstrip("/").removesuffix("/v1")
         async with open_session(aiohttp.TCPConnector(ssl=tls, limit=0), token) as session:
@@ -104,6 +108,7 @@ async def _measure_in_cluster(cluster: Cluster, wanted: BenchTarget, plan: Bench
 async def _measure(session: aiohttp.ClientSession, url: str, model: str, plan: BenchPlan) -> MeasuredPerformance:
     """Measure a model at a URL, and return the record; if several streams at once fail, that is only a warning."""
     result = await measure_endpoint(session, url, model, plan)
+    # failed: why more streams at once were not measured; one stream was
     if result.failed is not None:
         print(f"pomona bench: more streams were not measured: {result.failed.message}", file=sys.stderr)
     performance = summarize(result, plan)

@@ -105,6 +105,7 @@ async def _read_line() -> str:
     line, terminal = b"", sys.stdin.fileno()
     while not line.endswith(b"\n"):
         await _wait_for_input(terminal)
+        # No bytes: the input has ended, by Ctrl-D.
         if not (typed := os.read(terminal, _LINE_BYTES)):
             break
         line += typed

@@ -131,6 +131,7 @@ def _apply_and_wait(
     applied: list[Obj] = []  # filled by `_apply` one by one, so that it is right also after Ctrl-C
     show = functools.partial(print, file=sys.stderr if output_format else sys.stdout, flush=True)
 
+    # `applied` grows while `_apply` runs: each call of this function sees what is applied by then.
     def list_services() -> list[tuple[Obj, ClusterOptions]]:
         """Return the services that are applied, each with the options that reach it."""
         services = [manifest for manifest in applied if manifest["kind"] == "InferenceService"]
@@ -143,6 +144,7 @@ def _apply_and_wait(
             cleaned = [without_managed_fields(manifest) for manifest in applied]
             print_manifests(cleaned[0] if len(cleaned) == 1 else cleaned, output_format)
         services = list_services()
+        # Without a service, such as for Models alone, there is nothing to wait for.
         if not waits or not services:
             return 0
         verdicts = run_in_cluster(target, lambda cluster: _wait(cluster, services, show), timeout=timeout)
@@ -170,6 +172,7 @@ def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> Clu
         objects: the objects before that, which have a namespace only if their file or --namespace states one.
     """
     name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    # A namespace in a file or --namespace must be repeated in the command; that of the context need not.
     stated = any(
         (manifest["metadata"]["name"], manifest["metadata"].get("namespace")) == (name, namespace)
         for manifest in objects

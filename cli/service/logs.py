@@ -133,6 +133,7 @@ async def print_pod_log(cluster: Cluster, pod: Obj, prefix: str, *, follow: bool
                 print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
     except ApiError as error:
         # A node that does not answer hides only its own pods: the logs of the others, which a prefix shows, go on.
+        # _WITHOUT_LOG (400, 404): the container has no log yet, or the pod is gone.
         is_kubelet_unreachable = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         others_go_on = is_kubelet_unreachable and prefix
         if error.status not in _WITHOUT_LOG and not others_go_on:

@@ -69,6 +69,7 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
         DeployError: they would be refused, or the name is in no catalog.
     """
     # 1. --model is left out, a source, or the name of a Model.
+    # _SCHEME is ://, which a source has and a name has not.
     if options.model is None:
         objects = _build_from_catalog(options)
     elif _SCHEME in options.model:
@@ -97,6 +98,7 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
     placed = [_place_in_namespace(manifest, namespace) for manifest in objects]
     problems = []
     for manifest in placed:
+        # _OPTION_OF_FIELD: the option that states a field, by its path
         title = f"{manifest['kind']} {manifest['metadata']['name']}"
         invalid_fields = validation.problems(manifest)
         problems += [f"{_OPTION_OF_FIELD.get(problem.path, title)}: {problem}" for problem in invalid_fields]
@@ -112,6 +114,7 @@ def load_files(paths: Sequence[Path], namespace: str | None) -> list[Obj]:
         DeployError: a document is invalid, or is of another namespace than --namespace.
     """
     try:
+        # ours: the Models and InferenceServices; others: documents of other kinds
         ours, others = load_documents([Path("/dev/stdin") if str(path) == "-" else path for path in paths])
     except ManifestError as error:
         raise DeployError(str(error)) from error
@@ -159,6 +162,7 @@ def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
     service = _build_service(options, model["metadata"]["name"])
     if entry.mode != "chat":
         service["spec"]["mode"] = entry.mode
+    # The hardware of the entry is for its own accelerator. What the user states goes before it.
     entry_hardware = entry.hardware if accelerator == entry.accelerator else {}
     stated_hardware = service["spec"].get("hardware", {})
     service["spec"]["hardware"] = {"accelerator": accelerator, **entry_hardware, **stated_hardware}

@@ -36,11 +36,13 @@ class ProgressPrinter:
     def __init__(
         self, prefix: str, show: Callable[[str], None], width: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """Print lines by `show`, each after `prefix`, in `width` columns."""
         self._prefix = prefix
         self._show = show
         self._width = width
         self._clock = clock
         self._started = clock()
+        # The phase and reason of the last line, its text, and when a line with the same state may follow.
         self._printed_state = ("", "")
         self._printed_text = ""
         self._next_progress_at = 0.0
@@ -49,10 +51,12 @@ class ProgressPrinter:
         """Print what has changed since the last line; a new message with the same reason only every ten seconds."""
         now, state = self._clock(), (phase, verdict.reason)
         text = f"{phase}: {verdict.message}" if verdict.message else phase
+        # _printed_state: phase and reason of the last line
         is_too_early = state == self._printed_state and now < self._next_progress_at
         if text == self._printed_text or is_too_early:
             return
         self._printed_state, self._printed_text = state, text
+        # From then on, another message with the same state is printed.
         self._next_progress_at = now + PROGRESS_SECONDS
         self.print_line(text)
 
@@ -79,6 +83,7 @@ async def wait_until_serving(
         Unreachable: the API server does not answer.
     """
     metadata = service["metadata"]
+    # The hint is printed after UNSEEN_SECONDS, unless the controller has seen the service by then.
     hint = asyncio.get_running_loop().call_later(
         UNSEEN_SECONDS, printer.print_line, "no controller has seen it so far: does it run?"
     )
@@ -94,6 +99,7 @@ async def wait_until_serving(
                     continue  # the status is not of the generation that was applied
                 hint.cancel()
                 printer.print_verdict(current["status"].get("phase", ""), verdict)
+                # DONE: it serves, or is suspended.
                 if verdict.state in DONE or verdict.state == "cannot serve":
                     return verdict
     finally:

@@ -105,6 +105,7 @@ def _build_model(name: str, model: Obj | None) -> TreeNode:
     texts = [", ".join(str(fact) for fact in facts if fact)]
     if not status:
         texts.append("the controller has not seen it yet")
+    # A condition is notable if it is not True, but for a download that goes on although the Model is ready.
     conditions = status.get("conditions", [])
     texts += [_describe_condition(condition) for condition in conditions if _is_notable(model, condition)]
     return TreeNode(f"Model {name}  {_phase(model)}", tuple(text for text in texts if text))
@@ -217,11 +218,13 @@ def describe_host_state(host: Obj) -> str:
 def _render_node(node: TreeNode, head: str, indent: str, width: int) -> list[str]:
     """Return the lines of a node and of all below it; `head` begins the first line, `indent` the others."""
     lines = [head + escape_controls(" ".join(node.title.splitlines()))]
+    # Texts of a node with children stand beside the line that leads down to these.
     below = indent + ("│  " if node.children else "   ")
     for text in node.texts:
         lines += [below + line for line in wrap_text(text, max(width - len(below), _LEAST_WIDTH))]
     for number, child in enumerate(node.children):
         is_last = number == len(node.children) - 1
+        # The first is drawn before the child's own line, the second before all lines below it.
         child_head, child_indent = _LAST_BRANCH if is_last else _BRANCH
         lines += _render_node(child, indent + child_head, indent + child_indent, width)
     return lines

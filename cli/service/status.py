@@ -104,6 +104,7 @@ async def _list(
         return (await cluster.client.list(resource, namespace, label_selector=label, field_selector=fields)).items
     except Forbidden as error:
         sentence = f"not shown: {describe_api_error(error, cluster.credentials.server)}"
+        # Each sentence once, even if several kinds are refused for the same reason.
         not_shown_lines += [sentence] if sentence not in not_shown_lines else []
         return []
 

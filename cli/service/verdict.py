@@ -68,7 +68,7 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
         state: State = "cannot serve" if phase == "Failed" else "waits"
         return Verdict(state, message=str(refused["message"]), reason=str(refused["reason"]), next_step=step)
 
-    # 2. What only the user can change.
+    # 2. What only the user can change (_REFUSALS); REASONS are why weights cannot be fetched or read.
     edit = f"kubectl edit isvc {name}{options}"
     if phase == "Suspended":
         return Verdict("suspended", message, reason, next_step=f"start it: {edit}")

@@ -52,6 +52,7 @@ def read_topology(sys: Path) -> tuple[TopologyNode, ...]:
             number=int(folder.name),
             address=format_address(facts["domain"], facts["location_id"]),
             target=format_target(facts["gfx_target_version"]),
+            # _XGMI: the type of a link of Infinity Fabric, between two GPUs; others are PCI Express
             linked=tuple(link["node_to"] for link in links if link["type"] == _XGMI),
         )
         if node.target:  # else it is a processor
@@ -114,6 +115,7 @@ def list_amd_devices(cards: Sequence[kernel_files.DrmCard], topology: Sequence[T
     """
     # Reversed, so that of the partitions at one address the first is kept.
     node_at = {node.address: node for node in reversed(topology)}
+    # Links of the topology name cards by its numbers: these lead to addresses, and addresses to the ids of cards.
     address_of_number = {node.number: node.address for node in topology}
     id_at = {card.address: clean_text(card.read("unique_id")) or card.address for card in cards}
     devices = []
@@ -122,6 +124,7 @@ def list_amd_devices(cards: Sequence[kernel_files.DrmCard], topology: Sequence[T
         linked_addresses = [address_of_number.get(number) for number in (node.linked if node else ())]
         linked_ids = [id_at[address] for address in linked_addresses if address in id_at]
         device = _read_device(card, id_at[card.address], node.target if node else "", linked_ids)
+        # _LEAST_BYTES: what the smallest GPU has that serves a model; integrated GPUs usually have less
         if (device.memory_bytes or 0) >= _LEAST_BYTES:
             devices.append(device)
     return tuple(devices)
@@ -152,6 +155,7 @@ def _read_device(card: kernel_files.DrmCard, device_id: str, target: str, linked
     """Return the device of a card by the kernel's files; a GPU that is not partitioned (SPX) has no partition."""
     product = find_product("amd", card.device_id)
     total_bytes = parse_size_bytes(card.read("mem_info_vram_total"))
+    # A partition is named by how the card divides its compute units and its memory, such as cpx_nps4.
     compute, memory = clean_text(card.read("current_compute_partition")), card.read("current_memory_partition")
     partition = clean_text(f"{compute}_{memory}").lower() if compute and compute.upper() != "SPX" else ""
     listed_name = product.name if product else clean_text(f"AMD {card.device_id}")
@@ -176,11 +180,13 @@ def _parse_card(card: Mapping[str, Any]) -> NodeDevice | None:
     facts = _lower_keys(card)
     total_bytes = parse_size_bytes(facts.get("vram total memory (b)", ""))
     device_id = clean_text(facts.get("unique id", "")) or clean_text(facts.get("pci bus", ""))
+    # _LEAST_BYTES: what the smallest GPU has that serves a model; integrated GPUs usually have less
     if not device_id or (total_bytes or 0) < _LEAST_BYTES:
         return None
     # Versions differ in which of these is the name and which a number.
     names = [clean_text(facts.get(key, "")) for key in ("card series", "device name", "card model", "device id")]
     product = find_product("amd", facts.get("device id", "").strip()) or find_product("amd", names[0])
+    # The first of these two sensors that states a temperature counts.
     heat = (facts.get(f"temperature (sensor {sensor}) (c)", "") for sensor in ("edge", "junction"))
     return NodeDevice(
         id=device_id,

@@ -46,6 +46,7 @@ def _ask_tool(program: str) -> VendorReading:
 
     A refusal is an output without a card. A tool that prints nothing has failed otherwise, and is not asked again.
     """
+    # All versions know the first `_COMMON_FIELD_COUNT` fields.
     for fields in (_FIELDS, _FIELDS[:_COMMON_FIELD_COUNT]):
         answer = run_tool(program, "-Q", ",".join(fields), "-f", "csv")
         reading = parse_hl_smi(answer.text)
@@ -62,6 +63,7 @@ def parse_hl_smi(text: str) -> VendorReading:
     Without a header, the columns are the fields that were asked for. Lines with another number of cells are no rows.
     """
     lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if len(line) > 1]
+    # _FIELDS: the fields that `_ask_tool` asks for, in their order
     header = next((line for line in lines if line[0].strip() == "index"), None)
     names = [cell.partition("[")[0].strip() for cell in header] if header else list(_FIELDS)
     rows = [dict(zip(names, line, strict=True)) for line in lines if line is not header and len(line) == len(names)]
@@ -74,6 +76,7 @@ def parse_hl_smi(text: str) -> VendorReading:
 
 def name_gaudi_architecture(name: str) -> str:
     """Return the architecture of a card, such as gaudi2 for HL-225 or for GAUDI2; empty if it is not known."""
+    # _NAME finds the digits of HL-205, HL-225 or HL-325 that name the generation, the key in `_ARCHITECTURES`.
     match = _NAME.match(name)
     if match:
         return _ARCHITECTURES[match[1]]

@@ -35,6 +35,7 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
 
     A card whose driver does not state its memory is a problem, too.
     """
+    # _INTEGRATED: the PCI address of Intel's integrated GPU
     cards = [card for card in kernel_files.list_cards(sys, _VENDOR_ID) if card.address != _INTEGRATED]
     if not cards:
         return None

@@ -44,6 +44,7 @@ def list_pci_devices(sys: Path) -> tuple[PciDevice, ...]:
     for folder in list_folder(sys / "bus/pci/devices", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"):
         # A module alias has the ids and the class of a device, by which the kernel finds its driver.
         alias = _MODALIAS.match(read_limited(folder / "modalias"))
+        # The class of a display controller, or of a processing accelerator.
         if alias and alias["base_class"] in {_DISPLAY, _ACCELERATOR}:
             devices.append(PciDevice(vendor_id=alias["vendor"].lower(), device_id=alias["device"].lower()))
     return tuple(devices)
@@ -82,6 +83,7 @@ def list_cards(sys: Path, vendor_id: str) -> tuple[DrmCard, ...]:
     cards = []
     for folder in list_folder(sys / "class/drm", r"card[0-9]+"):
         facts = parse_properties(read_limited(folder / "device/uevent"))
+        # PCI_ID is VENDOR:DEVICE in hexadecimal digits, PCI_SLOT_NAME the address on the bus.
         vendor, _, device = facts.get("PCI_ID", "").lower().partition(":")
         address = clean_text(facts.get("PCI_SLOT_NAME", ""))
         if vendor == vendor_id and device and address:
@@ -93,7 +95,7 @@ def read_temperature_celsius(device: Path) -> int | None:
     """Return the first temperature of a device's sensors, which is that of the chip itself; None if it states none."""
     for monitor in list_folder(device / "hwmon", r"hwmon[0-9]+"):
         for sensor in list_folder(monitor, r"temp[0-9]+_input"):
-            celsius = parse_celsius(read_limited(sensor), parts=1000)
+            celsius = parse_celsius(read_limited(sensor), parts=1000)  # in thousandths of a degree
             if celsius is not None:
                 return celsius
     return None

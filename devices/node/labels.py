@@ -42,6 +42,8 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
     if not name:
         return None
     product = find_product("nvidia", name)
+    # The compute capability, such as 9.0, from which the architecture sm_90 follows; "listed" is what the table of
+    # products states.
     capability = f"{labels.get('nvidia.com/gpu.compute.major', '')}.{labels.get('nvidia.com/gpu.compute.minor', '')}"
     listed_capability = product.capability if product else ""
     listed_bytes = product.memory_bytes if product and not partition else None
@@ -74,7 +76,7 @@ def _read_amd(labels: Labels) -> VendorReading | None:
         memory_bytes=_read_memory_bytes("amd", labels) or (product.memory_bytes if product else None),
     )
     # The labeller writes each fact twice: amd.com/gpu.vram=64G, and amd.com/gpu.vram.64G=8 for 8 devices with it. The
-    # largest of these numbers is the number of devices.
+    # largest of these numbers is the number of devices. _AMD_COUNT matches the second form.
     counts = [parse_number(value) for key, value in labels.items() if _AMD_COUNT.fullmatch(key)]
     count = max((amount for amount in counts if amount), default=None)
     return _build_reading("amd", device, count, labels.get("amd.com/gpu.driver-version", ""))
@@ -90,6 +92,8 @@ def _read_gaudi(labels: Labels) -> VendorReading | None:
 def _read_intel(labels: Labels) -> VendorReading | None:
     """Return the cards that Intel's device plugins count in a label with their PCI id; None if no label does."""
     for key, value in labels.items():
+        # _INTEL_COUNT: a label such as gpu.intel.com/device-id.0380-56c0.count; the digits before .count are the device
+        # id
         match = _INTEL_COUNT.fullmatch(key)
         # The plugins label integrated GPUs as well, which are no devices of a node.
         if match and match["device_id"] in INTEL_CARDS:
@@ -116,6 +120,7 @@ def _build_reading(vendor: NodeVendor, device: NodeDevice, count: int | None, dr
             "give the node agent the vendor's tool, or see what the device plugin allocates"
         )
         count = 1
+    # An id is the product and a number, cut to its last 64 characters, so that the number stays.
     name = device.product.lower().replace(" ", "-")
     # Up to one more than can be reported: `choose_reading` then leaves it out, and reports a problem.
     devices = tuple(replace(device, id=f"{name}-{index}"[-64:]) for index in range(min(count, MOST_DEVICES + 1)))

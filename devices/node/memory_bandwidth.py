@@ -25,6 +25,7 @@ def measure_memory_bandwidth() -> int | None:
             copied_bytes = sum(threads.map(_copy_until, [started + _MEASURE_SECONDS] * count))
     except (RuntimeError, OSError):  # the container may have no more threads, or no memory for the buffers
         return None
+    # Each byte that is copied is read once and written once.
     return round(2 * copied_bytes / (time.perf_counter() - started)) or None
 
 

@@ -45,6 +45,7 @@ def _of_amd(architecture: str) -> NumberFormats:
 
     Source: AMD's instruction set documents: FP8 from CDNA3 (gfx942) and RDNA4 (gfx12) on; IU4 in RDNA3 and RDNA4 only.
     """
+    # gfx9.. are CDNA and its predecessors, gfx10.., gfx11.. and gfx12.. RDNA; any other name is unknown.
     if not re.fullmatch(r"gfx(9[0-9a-f]{2}|1[0-2][0-9a-f]{2})", architecture):
         return NumberFormats()
     is_rdna4 = architecture.startswith("gfx12")

@@ -85,6 +85,7 @@ def parse_gpus(text: str, fields: Sequence[str]) -> Iterator[NvidiaGpu]:
 def parse_partitions(text: str) -> dict[str, list[Partition]]:
     """Read the partitions in the output of `nvidia-smi -L`, by the UUID of their GPU."""
     partitions: dict[str, list[Partition]] = {}
+    # A line with a GPU comes before the lines with its partitions; `gpu` is the UUID of the last one.
     gpu = ""
     for line in text.splitlines():
         if listed := _LISTED_GPU.match(line):
@@ -108,6 +109,7 @@ def parse_partition_memory(text: str) -> dict[tuple[str, int], PartitionMemory]:
         # A line that is indented by four begins a block: that of a partition, or of what follows the last one.
         for block in re.split(r"^ {4}(?=\S)", section, flags=re.MULTILINE) if bus_id else ():
             index = re.search(r"\A *MIG Device\s+Index +: ([0-9]{1,3})$", block, re.MULTILINE)
+            # Lines indented by twelve below the title state its figures.
             memory = re.search(r"^ +Shared FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
             memory = memory or re.search(r"^ +FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
             if bus_id and index and memory:
@@ -123,6 +125,7 @@ def parse_links(text: str) -> dict[int, list[int]]:
     The output is a matrix with a row and a column for each GPU; NV4 in a cell means four NVLinks between the two.
     """
     lines = [_COLOR.sub("", line).split("\t") for line in text.splitlines()]
+    # The header begins with an empty cell, each other row with the name of its GPU. _COLOR: codes that colour the text.
     header = next((cells for cells in lines if len(cells) > 1 and cells[1].strip() == "GPU0"), None)
     if header is None:
         return {}
@@ -157,6 +160,7 @@ def list_devices(
     ids = {gpu.number: gpu.device.id for gpu in gpus}
     devices: list[NodeDevice] = []
     for gpu in gpus:
+        # With MIG on, nothing runs on the GPU itself: its partitions are the devices.
         if gpu.is_partitioned:
             for partition in partitions.get(gpu.device.id, ()):
                 memory_bytes, free_bytes = memory.get((gpu.bus_id, partition.number), (None, None))
@@ -259,6 +263,8 @@ def _query_gpus(program: str) -> tuple[list[NvidiaGpu], str]:
     nvidia-smi refuses a query with a field that it does not know: such fields are left out from then on.
     """
     for _ in FIELDS:  # each answer names one unknown field at most
+        # _refused_fields: fields that an earlier answer has refused. The loop ends with the first answer that refuses
+        # none.
         fields = [field for field in FIELDS if field not in _refused_fields]
         answer = run_tool(program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         refused = find_refused_field(answer.text)

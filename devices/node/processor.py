@@ -43,6 +43,7 @@ def parse_processor(text: str, architecture: str) -> NodeFitnessStatus:
     # Both lines are in each entry, or in none; ARM kernels and some hypervisors have none.
     states_cores = len(packages) == len(core_ids) == threads
     cores = len(set(zip(packages, core_ids, strict=True))) if states_cores else threads
+    # _FEATURES: the instructions by which engines choose their code
     return NodeFitnessStatus(
         processor=clean_text(parse_cpuinfo(text) or ""),
         cpu_cores=min(cores, _MOST_CORES) or None,

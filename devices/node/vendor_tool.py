@@ -40,6 +40,7 @@ def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SE
 
     A run that takes too long, or prints too much, is killed. While a killed run has not ended, no new one is started.
     """
+    # _hung: the run of each tool that was killed and has not ended
     earlier = _hung.get(program)
     if earlier is not None and earlier.poll() is None:
         return ToolAnswer(problem="still hangs since an earlier probe, and is not started again before it ends")
@@ -52,7 +53,7 @@ def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SE
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
-            start_new_session=True,
+            start_new_session=True,  # its own process group, so that its children are killed with it
         )
     except OSError as error:
         return ToolAnswer(problem=f"could not be started: {clean_text(str(error))}")
@@ -115,6 +116,7 @@ def _kill(program: str, process: "subprocess.Popen[bytes]") -> None:
     try:
         process.wait(1)
     except subprocess.TimeoutExpired:
+        # `run_tool` does not start this tool again before this run has ended.
         _hung[program] = process
     _reap_children()
 
@@ -131,6 +133,7 @@ def _reap_children() -> None:
 
     A child of a tool that has ended becomes a child of this process if this is the first process of its container.
     """
+    # _groups: the process groups of earlier runs. A negative number waits for any child in the group.
     for group in tuple(_groups):
         try:
             while os.waitpid(-group, os.WNOHANG)[0]:  # the pid of a child that has ended; 0: the others still run
