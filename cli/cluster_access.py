@@ -94,6 +94,7 @@ async def read_object(client: "Client", resource: Resource, name: str, namespace
     try:
         return await client.get(resource, name, namespace)
     except NotFound as error:
+        # Not the object is missing, but its kind: Pomona is not installed.
         if is_unknown_kind(error):
             raise
         names = [item["metadata"]["name"] for item in (await client.list_metadata(resource, namespace)).items]
@@ -143,6 +144,7 @@ async def watch_object(
             # A server that ends each watch at once must not be asked without a pause.
             await asyncio.sleep(_RETRY_SECONDS)
         except Gone:
+            # The server no longer knows the version from which the watch went on: list again at once.
             continue
         except (ApiError, Unreachable) as error:
             # A watch may be quiet for long before it is cut: only the time since the first failure is an outage.

@@ -152,6 +152,7 @@ def _show_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
         SpeedColumn(),
     )
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        # total is None until the server has stated the size.
         task = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -76,6 +76,7 @@ def command(*, wanted: InspectedSource, output_format: str, result: Path | None)
         print_facts(facts, output_format)
         return
     for name, value in _build_rows(facts):
+        # On a terminal in columns; else one line for each fact, for programs.
         if sys.stdout.isatty():
             first, *rest = wrap_text(value, terminal_width(), " " * _LABEL_WIDTH) or [""]
             print("\n".join([dim(f"{name:{_LABEL_WIDTH}}") + first.lstrip(), *rest]))

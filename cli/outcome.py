@@ -57,6 +57,7 @@ def build_source_access(
     from artifacts.repositories.s3_access import ANONYMOUS_S3, S3Access  # noqa: PLC0415  for those who fetch
 
     return SourceAccess(
+        # A mirror is another server, which must not see the token of the source.
         token=read_token(source) if server is source else None,
         endpoint=read_endpoint(),
         file_root=file_root,
@@ -107,6 +108,7 @@ def run_or_exit(verb: str, work: Coroutine[Any, Any, T], result: Path | None) ->
 
 def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:
     """Write the error to the result file, print it, and exit with the code that says whether a retry may help."""
+    # retryAfterSeconds: the pause that the server asks for; 0: it asks for none
     facts = {
         "reason": error.reason,
         "message": error.message,

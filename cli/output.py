@@ -107,6 +107,7 @@ def print_objects(objects: Sequence[Obj], columns: Sequence[TableColumn], output
             if not objects:
                 print(empty, file=sys.stderr)
                 return
+            # `wide` has further columns (is_wide), and cuts no cell; `name` above prints kind and name alone.
             shown = [column for column in columns if output_format == "wide" or not column.is_wide]
             rows = [[column.read(manifest) for column in shown] for manifest in objects]
             names = {number for number, column in enumerate(shown) if column.is_name}

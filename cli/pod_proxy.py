@@ -132,6 +132,7 @@ def _plan_preparation(options: PodProxyOptions, source: str, context_length: int
 
     Raises click.UsageError: the engine gets no model so, or its name for the model or the context length is missing.
     """
+    # pod.prepare: brings the model into an engine that starts without one; None: the engine needs no such call
     pod = find_runtime(options.engine).pod
     if not (pod and pod.prepare and options.model and context_length):
         raise click.UsageError("--source needs an --engine that gets its model, --engine-model and --context-length")

@@ -75,6 +75,7 @@ def command(
         if not files and not sources:
             raise click.UsageError("nothing to serve: give FILES, or --model SOURCE")
         loaded = manifests.load_manifests(files) if files else Manifests()
+        # own_folder keeps a second agent or command from using the folder.
         with own_folder(folder, standalone=True):
             with _report_unusable_files(folder):
                 log.to_file(folder / "up.log")
@@ -122,6 +123,7 @@ async def _serve(
                 manifests, options, session, Ledger(allowed_bytes, memory_bytes=host_facts.memory_bytes), signals
             )
         console = Console(stderr=question is not None)
+        # With a question, standard output is for the answer: the state goes to standard error.
         on_terminal = console.is_terminal and question is None
         shown = view.show_table(machine, console, _hint) if on_terminal else view.print_changes(machine, console.file)
         showing = asyncio.create_task(shown)

@@ -55,7 +55,7 @@ def build_api(context: DensityContext, reviews: AccessReviews) -> AnswerServer:
     user_locks, connection_shares = _UserLocks(), _ConnectionShares()
     routes = dict[str, Route]()
     for route in ROUTES:
-        # _BODIES limits the size of bodies; a route without a body type takes no body.
+        # _BODIES limits the size of bodies; without a body type, a body is not read.
         body_limits = _BODIES if route.body_type is not None else None
         answer = _build_answer(route, context, reviews, user_locks, connection_shares)
         # A path that ends with a slash takes whatever name follows it.

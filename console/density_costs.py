@@ -129,6 +129,7 @@ def _describe_share(
     if not replica.devices and machine.cell.kind == "node" and machine.accelerator != "cpu":
         return _MachineShare(memory_bytes, unknown=["processor of a node with devices"])
     bases_of_count = (base for base in machine.bases if base.device_count == device_count)
+    # Without a base for this number of devices, the first one will do: it is of the same kind of devices.
     base = next(bases_of_count, machine.bases[0])
     utilization = None
     if base.memory_bytes and memory_bytes is not None:

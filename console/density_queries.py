@@ -220,6 +220,7 @@ def query_nodes(
     total, streams = 0, []
     for ordinal, profile in enumerate(snapshot.profiles):
         ranked = table.rank_models(snapshot.models, profile)
+        # count: models before the first one whose level is worse than asked for
         count = bisect.bisect_left(ranked, worst_rank + 1, key=operator.attrgetter("level"))
         if not all_match:
             ranked = [fit for fit in itertools.islice(ranked, count) if flags[fit.position]]
@@ -294,6 +295,7 @@ def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: K
         place = table.find_best_fit(model, profile)
         if place is not None and place.fit.level != "too_tight":
             places.append((place, profile))
+    # rank: the level, the best first, then the negated speed
     places.sort(key=lambda place_and_profile: place_and_profile[0].rank)
     nodes = list[CatalogNode]()
     for place, profile in places:

@@ -38,6 +38,7 @@ def check_request(request: SimulateRequest) -> SimulateRequest:
         raise SimulationRefused("model is empty: give the name of a model, such as qwen3-8b")
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise SimulationRefused(f"quantization is one of {', '.join(QUANTIZATIONS)}")
+    # 0 stands for what is not stated.
     context = request.context or None
     if context is not None and not LEAST_CONTEXT <= context <= MOST_CONTEXT:
         raise SimulationRefused(f"context is a number of tokens from {LEAST_CONTEXT} to {MOST_CONTEXT}")
@@ -147,6 +148,7 @@ def _describe_change(name: str, machine: ViewedMachine, place: PlaceFit) -> Simu
     """Return a node or host with the model on it: its fit, and the free memory before and after, if it fits."""
     fit = place.fit
     fits = fit.level != "too_tight"
+    # machine.free_bytes: the free memory of each device that no pod holds; of a host or processor, its own
     return SimulatedNode(
         node_name=name,
         current_score=place.score,

@@ -205,7 +205,9 @@ class FitTable:
         waiting: list[int] | range = range(len(models))
         best_so_far = dict[int, RankedFit]()
         """The best level so far of each model that waits and has a known one."""
+        # 1. and 2. Settle what fits well with few devices, and keep the best level of the rest.
         for devices in profile.replicas:
+            # None: how much is free is unknown, so all memory counts as free, or none if that is unknown, too.
             free_bytes = devices.free_bytes if devices.free_bytes is not None else (devices.memory_bytes or 0)
             needs, order = self._list_needs(models, profile.accelerator, devices)
             still_waiting = list[int]()
@@ -227,6 +229,7 @@ class FitTable:
                 if position not in best_so_far or fit.level < best_so_far[position].level:
                     best_so_far[position] = fit
             waiting = still_waiting
+        # 3. Sort by level, then by speed.
         fits_by_level: tuple[list[RankedFit], ...] = ([], [], [], [])
         for fit in (*settled, *(best_so_far[position] for position in waiting if position in best_so_far)):
             fits_by_level[fit.level].append(fit)
@@ -373,7 +376,7 @@ class FitTable:
         fit = assess_fit(workload, options, idle_devices, active_share=model.active_share)
         model_hash = model.hashes.get(workload.runtime)
         if fit is not None and fit.level != "too_tight" and model_hash is not None:
-            # The measurement of this model on this class of devices that its namespace may use.
+            # The measurement of this model on this class of devices that counts in its namespace.
             record = self._measured.find(model_hash, devices.device_class, model.namespace)
             if record is not None:
                 fit = fit._replace(speed=build_measured_speed(record, fit.run_mode))

@@ -52,6 +52,7 @@ async def run(client: Client, options: ConsoleOptions) -> None:
     Raises:
         OSError: a port cannot be opened, or the certificate cannot be read.
     """
+    # The view follows the cluster; the service computes answers by it.
     view = ClusterView(options.vendors)
     service = DensityService(view)
     context = DensityContext(service, options.prices)

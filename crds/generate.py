@@ -44,6 +44,7 @@ def main() -> int:
     """
     files = render_files()
     existing = {path for folder in (FOLDER, CHART) for path in folder.glob(f"{GROUP}_*.yaml")}
+    # stale: files that are missing or differ, and files of kinds that exist no more
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     stale += sorted(existing - files.keys())
     if "--check" in sys.argv:

@@ -30,6 +30,7 @@ def _render_kind(definition: Definition, first_rows: dict[str, str]) -> str:
 
     `first_rows` is for all kinds, as `_render_fields` keeps it: what was written for one kind is not repeated.
     """
+    # A kind has one version.
     (version,) = definition.render()["spec"]["versions"]
     schema: Schema = version["schema"]["openAPIV3Schema"]
     scope = "Cluster-scoped" if definition.cluster_scoped else "Namespaced"
@@ -85,6 +86,7 @@ def _render_type(schema: Schema) -> str:
     if schema.get("x-kubernetes-int-or-string"):
         return "quantity"
     if "enum" in schema:
+        # The empty value of an enum means that none is chosen, and is not shown.
         return " \\| ".join(f"`{value}`" for value in schema["enum"] if value)
     if schema["type"] == "array":
         return f"list of {_render_type(schema['items'])}"

@@ -107,6 +107,7 @@ def _add_default(description: str, default: object) -> str:
 
 def _render_type(info: inspect.Type, *, defaults: bool) -> Schema:
     """Return the schema of a type. Raises TypeError for one that a CRD cannot express."""
+    # msgspec describes each type by a class of its own; Metadata is a type with keywords of the schema.
     match info:
         case inspect.Metadata():
             return _merge_keywords(_render_type(info.type, defaults=defaults), info.extra_json_schema or {})

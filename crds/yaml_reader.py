@@ -27,6 +27,7 @@ class StrictLoader(yaml.SafeLoader):
 
         PyYAML itself takes the last of several values. A merge key (`<<`) may be repeated.
         """
+        # The line of each name so far. _MERGE is the tag of the key `<<`.
         lines: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):

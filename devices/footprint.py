@@ -70,6 +70,8 @@ def descendants(pid: int) -> Iterator[int]:
     """Yield all descendants of the process `pid`, each once."""
     yielded = {pid}
     waiting = [pid]
+    # `waiting`: processes whose children are still to be listed; `yielded` guards against a process id that comes
+    # twice.
     while waiting:
         for child in _list_children(waiting.pop()):
             if child not in yielded:

@@ -23,6 +23,7 @@ def read_device_mib(accelerator: str, vendor: Vendor, labels: Mapping[str, str])
     if not value:
         product = find_product(accelerator, labels.get(vendor.product_label or "", ""))
         return product.memory_mib if product else None
+    # memory_values: the MiB of each text that the label may have; another text is unknown
     if vendor.memory_values:
         return vendor.memory_values.get(value)
     return int(value) if re.fullmatch(r"[0-9]{1,15}", value) else None

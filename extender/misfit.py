@@ -50,5 +50,6 @@ def find_transient_misfit(facts: ScoringFacts, subject: ScoringSubject) -> str |
     has_room = [free is None or (free + 1) * GIB > subject.need_bytes for free in facts.free_gib]
     if any(has_room):
         return None
+    # No entry is None here: an unknown one would have counted as room.
     largest = max(free for free in facts.free_gib if free is not None)
     return f"its shared devices have {largest} GiB free, and the model needs {size_text(subject.need_bytes)}"

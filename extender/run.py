@@ -51,6 +51,7 @@ async def run(client: Client, options: ExtenderOptions) -> None:
         OSError: a port cannot be opened.
     """
     raise_descriptor_limit()
+    # The view follows the cluster, the feed puts its nodes into the table of speeds, and answers are read from there.
     view = open_view(options.vendors, options.annotation_prefix)
     table = SpeedTable(options.vendors, options.weights, estimate_served_speed, view.measured)
     feed = ExtenderFeed(table, view, options.annotation_prefix)

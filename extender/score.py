@@ -21,6 +21,7 @@ class ScoreWeights(NamedTuple):
         """Return why these weights make no score, with the way out, or None."""
         if any(not math.isfinite(weight) or weight < 0 for weight in self):
             return f"the weights are {self.tps:g}, {self.util:g} and {self.cost:g}: each must be a number from 0"
+        # The sum of finite weights may still be infinite.
         if not 0 < sum(self) < math.inf:
             return "all weights are 0: at least one of tps, util and cost must be more"
         return None

@@ -59,6 +59,7 @@ def list_probe_routes(metrics: ExtenderMetrics, is_ready: Callable[[], bool]) ->
 def list_verb_routes(answers: Answers, bodies: BodyLimits) -> dict[str, Route]:
     """Return the routes of the scheduler's verbs, filter and prioritize, by path; `bodies` limits what they send."""
 
+    # A function of its own, so that each route keeps its own verb.
     def build_route(verb: Verb) -> Route:
         """Return a route whose requests are answered as this verb."""
         return Route(lambda question: answers.answer(verb, question.body), "POST", bodies)

@@ -97,6 +97,7 @@ def describe_subject(
         demand: devices that it requests.
         served: its service and Model; None: a pod that no service has made.
     """
+    # The hash finds the measurements of the model, which count by device class.
     subject = ScoringSubject(model_hash, pod.namespace, demand.accelerator, demand.number, demand.partition)
     if served is None:
         return subject

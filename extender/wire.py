@@ -165,6 +165,7 @@ def encode_filter_result(
     """
     if not failed and not unresolvable:
         return _render_result(args, args.names_json, args.nodes, b"{}", b"{}")
+    # Indices, not names: whole Nodes are in the same order as their names.
     rejected = failed.keys() | unresolvable.keys()
     passed = [index for index, name in enumerate(args.names) if name not in rejected]
     if args.nodes is None:

@@ -167,4 +167,5 @@ class FitnessWriter:
         try:
             return await self._client.create(NODE_FITNESSES, build_object(node))
         except Conflict:
+            # Somebody else has created it meanwhile.
             return await self._client.get(NODE_FITNESSES, name)

@@ -43,6 +43,7 @@ def keep_last_devices(last: ReportedHardware | None, reading: HardwareReading, n
         now_seconds: the monotonic clock.
     """
     hardware, problems = reading
+    # as_read: report what this probe has read, and believe it from now on
     as_read = ReportedHardware(hardware, problems, "read", believed=hardware, believed_at_seconds=now_seconds)
     if last is None or not problems:
         return as_read

@@ -96,6 +96,7 @@ def build_condition(reported: ReportedHardware | None, problems: ReportProblems)
     """
     tools = [*reported.problems, *_describe_kept_devices(reported)] if reported and reported.problems else []
     refused = problems.labels_refused
+    # By reason, the worst first: the first one with a sentence becomes the reason of the condition.
     reasons = {
         "ProbeFailed": [problems.probe_failed] if problems.probe_failed else [],
         "ToolFailed": tools,

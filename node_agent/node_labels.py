@@ -101,6 +101,7 @@ def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
     """
     labels: Mapping[str, str] = node["metadata"].get("labels") or {}
     owners = _list_owners(node)
+    # owners: the field managers of each label; FIELD_MANAGER is this agent.
     own_labels = {name for name, managers in owners.items() if FIELD_MANAGER in managers}
     applied, conflicts = dict[str, str](), list[LabelConflict]()
     for name, value in wanted.items():

@@ -159,6 +159,7 @@ def _check_key(key_file: Path, question: AskedQuestion) -> WholeAnswer | None:
         return _fail(503, "the key of this server cannot be read")
     scheme, _, token = question.headers.get("Authorization").partition(" ")
     given = token.strip().encode("utf-8", "surrogateescape")
+    # compare_digest takes the same time wherever two keys differ, so that none is guessed letter by letter.
     if hmac.compare_digest(given, key) and scheme.lower() == "bearer":
         question.keep_connection()
         return None

@@ -26,6 +26,7 @@ async def run(identity: Credentials, options: NodeAgentOptions, memory_bandwidth
         agent = NodeAgent(
             client,
             options,
+            # The probe: it blocks while tools answer, so it runs in a thread.
             lambda labels: asyncio.to_thread(read_node_hardware, labels, options.roots),
             memory_bandwidth,
             metrics,

@@ -175,7 +175,7 @@ class AgentArguments:
         if self.metrics_address is not None:
             address, port = self.metrics_address
             metrics_address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        # Options with a value; None: the option was not given, and is left out.
+        # Options with a value; None: the option was not given, or has its default, and is left out.
         given = {
             "--name": self.name,
             "--kubeconfig": self.kubeconfig,

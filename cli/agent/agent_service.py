@@ -151,6 +151,7 @@ def read_status(folder: Path, only_pid: int | None = None) -> AgentStatus | None
     try:
         return asyncio.run(AgentClient(folder, only_pid).status())
     except ControlUnreachableError as error:
+        # The socket is there, and this user may not open it.
         if isinstance(error.__cause__, PermissionError):
             owner = folder.owner() if folder.exists() else "its owner"
             raise click.ClickException(f"{error}: run this command as {owner}, or with sudo") from error

@@ -177,6 +177,7 @@ async def _run_until_signalled(arguments: AgentArguments) -> bool:
     task = asyncio.current_task()
     assert task  # noqa: S101 - a coroutine that runs has one
     loop = asyncio.get_running_loop()
+    # A signal cancels this task, so that `run` below raises CancelledError.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     try:

@@ -98,6 +98,7 @@ def _find_service_owner(*, as_user: bool, run_as: str | None) -> pwd.struct_pass
         owner = pwd.getpwnam(run_as) if run_as else find_sudo_caller() or pwd.getpwuid(os.geteuid())
     except KeyError as error:
         raise click.ClickException(f"--run-as {run_as}: there is no such user: name one of this machine") from error
+    # As root, all engines would run with all rights: that has to be asked for.
     if owner.pw_uid == 0 and not (as_user or run_as):
         raise click.ClickException(
             "the agent and its engines would run as root: call sudo as the user who owns them, or give --run-as USER"

@@ -104,6 +104,7 @@ def _find_engine_log(folder: Path, name: str) -> Path:
 def _follow(path: Path) -> None:
     """Print new lines of a log for ever; the log may be truncated or replaced."""
     file, decoder = open_regular(path, follow_links=False), codecs.getincrementaldecoder("utf-8")(errors="replace")
+    # What is there already was printed before.
     file.seek(0, os.SEEK_END)
     while True:
         click.echo(show_raw(decoder.decode(file.read())), nl=False)

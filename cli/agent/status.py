@@ -107,6 +107,7 @@ def _format_line(label: str, value: str, width: int) -> list[str]:
 
 def _format_processes(agent: AgentStatus, width: int) -> str:
     """Return a table of the processes, and below it a line for each that is not ready and has a message."""
+    # No memory, or an unknown one, is shown as -.
     titles = ("SERVICE", "MODEL", "RUNTIME", "PHASE", "MEMORY")
     rows = []
     for process in agent.processes:

@@ -44,6 +44,7 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
 
     prices = load_prices(prices_path)
     snapshot, _table = read_density(target, vendors)
+    # None: services of all namespaces are shown; what the user may not read is not in the snapshot.
     answer = list_costs(snapshot, prices, None, Page(0, MOST_LIMIT))
     if output_format in DATA_FORMATS:
         print_facts(msgspec.to_builtins(answer), output_format)

@@ -99,6 +99,7 @@ async def simulate_service(
     report_uncounted(reading.refusals)
 
     # 2. Where it fits.
+    # snapshot: the cluster at one moment; table: computes the fits on it
     snapshot, table = open_density(reading.view)
     answer = simulate_model(snapshot, table, None, request)
 
@@ -172,6 +173,7 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
         return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
     # 1. A Model, unless one of the cluster is as wanted.
+    # A new Model has the spec of the stored one, but for its memory; its header states another quantization.
     manifests, model_name = list[Obj](), model.name
     if not model.namespace or wanted.quantization is not None or wanted.memory_bytes is not None:
         model_name = find_unused_name(MODELS, f"{SIMULATED}-model")

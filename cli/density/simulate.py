@@ -87,6 +87,7 @@ def command(
 
 def _print_places(model: str, answer: "SimulateAnswer") -> None:
     """Print the fit on each node and host as a table, and on standard error those that are left out."""
+    # node.after is None if the model does not fit there.
     rows = [
         (
             node.node_name,

@@ -102,6 +102,7 @@ async def wait_until_drained(cluster: Cluster, host: Obj) -> None:
     states = watch_object(cluster.client, METAL_HOSTS, metadata["name"])
     async with contextlib.aclosing(states):
         async for current in states:
+            # Another uid: it was removed, and another host of this name has joined.
             if current is None or current["metadata"]["uid"] != metadata["uid"]:
                 raise click.ClickException(f"MetalHost {metadata['name']} was removed while it was drained")
             if not current["spec"].get("drain"):

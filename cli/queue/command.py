@@ -64,6 +64,7 @@ def sort_waiting(services: list[Obj]) -> list[Obj]:
 def _sort_key(service: Obj) -> tuple[str, bool, int, str, str]:
     """Return the key by which waiting services are sorted: pool, place, namespace and name; no place sorts last."""
     queue, metadata = service["status"]["queue"], service["metadata"]
+    # False sorts before True, so that services with a place come first.
     position = queue.get("position")
     has_no_place = position is None
     return queue.get("pool", ""), has_no_place, position or 0, metadata["namespace"], metadata["name"]
@@ -77,6 +78,7 @@ def queue_text(service: Obj, field: str) -> str:
 def describe_start(queue: Obj, now: datetime) -> str:
     """Return the range of the estimated start, such as `in 5m to 15m`, or why there is none."""
     estimate = queue.get("estimatedStart") or {}
+    # Without an end of the range there is no estimate, and `noEstimate` says why.
     if not estimate.get("latest"):
         return str(queue.get("noEstimate") or "")
 

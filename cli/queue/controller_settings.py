@@ -138,5 +138,6 @@ def list_values(arguments: Sequence[str], name: str) -> list[str]:
     for number, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
         if option == name:
+            # Without an equals sign, the value is the next argument, if there is one.
             values += [value] if equals else arguments[number + 1 : number + 2]
     return values

@@ -73,6 +73,7 @@ def build_header(model: KnownModel, accelerator: str | None) -> ModelFacts | Non
         model: the model.
         accelerator: the accelerator whose engine loads it; None: any.
     """
+    # workloads: what the engine of each accelerator loads of the model
     on_accelerator = model.workloads.get(accelerator or "")
     workloads = [on_accelerator] if on_accelerator is not None else list(model.workloads.values())
     for workload in workloads:

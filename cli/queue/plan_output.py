@@ -228,6 +228,7 @@ def describe_services(services: Sequence[PlannedService]) -> list[Obj]:
 
 def _build_change(change: PlannedChange) -> Obj:
     """Return the facts of one change for programs."""
+    # Programs get every key; empty or null is what does not apply, such as the speed of a unit that waits.
     fate, wait = change.fate, change.wait
     unit, speed = fate.unit, change.speed
     return {

@@ -172,6 +172,7 @@ def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
         return QueuePlan(changes, after)
 
     # 3. Explain why it starts nothing.
+    # The one cell that was not there before is the machine.
     cell_ids = {cell.id for cell in cells}
     (added_cell,) = (cell for cell in cells_with_added if cell.id not in cell_ids)
     planned_round = plan(cells_with_added, units, copied.rules, now.timestamp())

@@ -50,6 +50,7 @@ async def explain_service(cluster: Cluster, name: str, stated: StatedSettings) -
         return ExplainedService(service, missing=reasons)
     now, key = read_clock(), object_key(service)
     units = copied.list_units(now)
+    # A unit is a replica in the queue; `order` is the key by which the queue sorts units.
     waiting = (unit for unit in units if unit.service == key and unit.state == "waiting")
     first = min(waiting, key=lambda unit: unit.order, default=None)
     if first is None:

@@ -78,6 +78,7 @@ def _measure_url(wanted: BenchTarget, plan: BenchPlan) -> MeasuredPerformance:
         `wanted` has what the user asked for, `plan` how long and how often is measured.
         """
         tls = load_hosts_ca(wanted.hosts_ca) if wanted.hosts_ca else True
+        # Users may state the address with /v1, which each request adds itself.
         url = wanted.name.rstrip("/").removesuffix("/v1")
         async with open_session(aiohttp.TCPConnector(ssl=tls, limit=0), token) as session:
             model = wanted.model or await _find_model(session, url)
@@ -145,6 +146,7 @@ def render_performance(measured: MeasuredPerformance) -> str:
         ("prompt", _show(measured.prompt_tokens_per_second, "tokens/s")),
         ("first token", _show(measured.time_to_first_token_ms, "ms")),
         ("between tokens", _show(measured.inter_token_latency_ms, "ms")),
+        # One stream has the first row.
         *(
             (f"{streams} streams", f"{rate:,.1f} tokens/s together")
             for streams, rate in measured.concurrency.items()

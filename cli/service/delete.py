@@ -46,6 +46,7 @@ async def _delete(cluster: Cluster, name: str, *, with_model: bool, is_certain: 
         replicas = count_serving(service)
         count = "1 replica" if replicas == 1 else f"{replicas} replicas"
         confirm(f"{name} in namespace {namespace} serves now, with {count}", "Delete it?")
+    # With the uid, a service of the same name that was made meanwhile stays.
     await client.delete(INFERENCE_SERVICES, name, namespace, uid=service["metadata"]["uid"])
     print(f"deleted InferenceService {name} in namespace {namespace}")
     if not with_model:

@@ -217,6 +217,7 @@ async def _check_model(cluster: Cluster, name: str, first: Obj) -> None:
         return
     model, source = first["metadata"]["name"], first["spec"]["source"]
     try:
+        # The source of a Model that has this name already.
         present = (await cluster.client.get(MODELS, model, namespace))["spec"]["source"]
     except NotFound:
         return

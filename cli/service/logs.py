@@ -66,6 +66,7 @@ async def _print_logs(cluster: Cluster, name: str, replica: str | None, *, follo
     try:
         processes = (await client.list(METAL_PROCESSES, namespace, label_selector=label)).items
     except Forbidden:
+        # Without the right to read processes, the logs of pods are still shown, if there may be some.
         if not pods and may_be_on_hosts(service):
             raise
         processes = []

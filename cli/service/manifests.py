@@ -196,6 +196,7 @@ def _build_service(options: ServiceOptions, model: str) -> Obj:
             if value is not None
         },
     }
+    # None and {}: not stated, so that the API server fills in its default.
     spec = {"modelRef": model} | {name: value for name, value in stated.items() if value not in (None, {})}
     return _build_object("InferenceService", options.name, spec)
 

@@ -50,6 +50,7 @@ async def open_service(
     token = await _read_token(cluster, name)
     tls = load_hosts_ca(hosts_ca) if hosts_ca else True
     if url:
+        # Users may state the address with /v1, which each request adds itself.
         base = url.rstrip("/").removesuffix("/v1")
         async with open_session(aiohttp.TCPConnector(ssl=tls), token) as session:
             yield session, base
@@ -114,6 +115,7 @@ def list_host_urls(slices: Iterable[Obj]) -> Iterator[str]:
 async def check_host(session: aiohttp.ClientSession, address: str, name: str) -> None:
     """Raise AskError, with the way out, if this machine does not reach the host or does not trust it."""
     try:
+        # Any answer will do: it shows that the host is reached and its certificate trusted.
         timeout = aiohttp.ClientTimeout(total=2 * CONNECT_SECONDS, sock_connect=CONNECT_SECONDS)
         async with session.get(f"{address}/v1/models", timeout=timeout, allow_redirects=False):
             return

@@ -68,6 +68,7 @@ def build_tree(objects: ServiceObjects) -> TreeNode:
     replicas = TreeNode(title, tuple(text for text in texts if text), (*pods, *processes))
     models = [_build_model(name, model) for name, model in objects.models.items()]
     endpoint = (str(status["endpoint"]),) if status.get("endpoint") else ()
+    # A node of the tree is a title, lines of text, and the nodes below it.
     return TreeNode(f"InferenceService {service['metadata']['name']}  {_phase(service)}", endpoint, (*models, replicas))
 
 
@@ -81,6 +82,7 @@ def _describe_placement(status: Obj) -> Iterable[str]:
         rate = f" at {placement['tokensPerSecond']} tokens/s" if placement.get("tokensPerSecond") else ""
         source = f" ({placement['source'].lower()})" if placement.get("source") else ""
         yield f"placed on {placement['place']}{rate}{source}: {placement.get('reason', '')}"
+    # The condition Fits is bad if it is not True, the two below if they are True.
     fits = find_condition({"status": status}, "Fits")
     if fits and fits["status"] != "True":
         yield _describe_condition(fits)
@@ -132,6 +134,7 @@ def _build_pod(pod: Obj) -> TreeNode:
         phase = "Terminating"
     node = pod.get("spec", {}).get("nodeName")
     place = f"on node {node}" if node else "on no node yet"
+    # A scheduling gate keeps a pod off the scheduler; QUEUE_GATE is that of the queue.
     gates = {gate["name"] for gate in pod.get("spec", {}).get("schedulingGates") or ()}
     if QUEUE_GATE in gates:
         return TreeNode(f"Pod {metadata['name']}  {phase}", ("waits in the queue",))
@@ -150,6 +153,7 @@ def _describe_pod_troubles(status: Obj) -> Iterable[str]:
             yield f"{name} waits: {waiting.get('reason', '')} {waiting.get('message', '')}"
         elif "running" in state and not container.get("ready"):
             yield f"{name} runs since {age_text(state['running'].get('startedAt'))}, and is not ready yet"
+        # lastState: how the container ended before it was started again; of its message, the end says most.
         if ended := container.get("lastState", {}).get("terminated"):
             output = " ".join(ended.get("message", "").split())[-200:]
             yield f"{name} ended before with exit code {ended['exitCode']}{f': {output}' if output else ''}"
@@ -158,6 +162,7 @@ def _describe_pod_troubles(status: Obj) -> Iterable[str]:
 def _build_process(process: Obj, hosts: Mapping[str, Obj]) -> TreeNode:
     """Return the node of a MetalProcess, an engine on a host, with its progress and restarts; below it is its host."""
     metadata, status = process["metadata"], process.get("status", {})
+    # A process that is deleted stops first, which its own phase may not say yet.
     phase = "Stopping" if metadata.get("deletionTimestamp") and _phase(process) != "Stopped" else _phase(process)
     reason = f" ({status['reason']})" if status.get("reason") else ""
     texts = [str(status["message"])] if status.get("message") and phase != "Ready" else []
@@ -202,6 +207,7 @@ def _is_trouble(condition: Obj) -> bool:
 
 def describe_host_state(host: Obj) -> str:
     """Return the state of a host in one word, as kubectl states that of a node: Ready,Cordoned."""
+    # Without the condition, or with a status of Unknown, nothing is known.
     ready = find_condition(host, "Ready").get("status", "Unknown")
     words = [{"True": "Ready", "False": "NotReady"}.get(ready, "Unknown")]
     spec = host.get("spec", {})

@@ -30,6 +30,7 @@ def list_folder(path: Path, pattern: str) -> Iterator[Path]:
     Nothing is yielded if the folder cannot be read; of a very large one only some entries are read.
     """
     try:
+        # `zip` ends with the shorter one: after `_MOST_ENTRIES` entries.
         names = [entry.name for entry, _ in zip(path.iterdir(), range(_MOST_ENTRIES), strict=False)]
     except OSError:
         return

@@ -131,6 +131,7 @@ def parse_links(text: str) -> dict[int, list[int]]:
         return {}
     links: dict[int, list[int]] = {}
     for cells in lines:
+        # None: the row is of something else, such as a network card, or a legend
         source = _parse_gpu_index(cells[0])
         if source is None or cells is header:
             continue
@@ -194,6 +195,7 @@ def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
     memory of the machine.
     """
     number, bus_id = parse_number(cells.get("index", "")), clean_text(cells.get("pci.bus_id", ""))
+    # Without a UUID, the address on the bus is the id.
     device_id = clean_text(cells.get("uuid", "")) or bus_id
     name = clean_text(cells.get("name", ""))
     if number is None or not 0 <= number < _MOST_GPUS or not device_id or not name:
@@ -282,6 +284,7 @@ def _find_links(program: str, gpus: Sequence[NvidiaGpu]) -> dict[int, list[int]]
     ids = tuple(gpu.device.id for gpu in gpus)
     if len(ids) <= 1:
         return {}
+    # _links: the answer for the set of GPUs that was seen last
     if ids not in _links:
         answer = run_tool(program, "topo", "-m")
         if answer.problem:
