@@ -161,6 +161,7 @@ class Launchd(ServiceManager):
         A domain that does not exist has no job. After a login by ssh and one at the screen both domains may have it.
         The one in which it runs is preferred: only one job can own the state folder. Raises ServiceError.
         """
+        # The domains that have the job, with its state there.
         jobs = list[tuple[str, JobState]]()
         for domain in self._domains:
             code, output = run_command([self._program, "print", f"{domain}/{LABEL}"])
@@ -181,7 +182,7 @@ class Launchd(ServiceManager):
             except _CallError as error:
                 if not error.has_no_domain:
                     raise
-        return act(domains[-1])
+        return act(domains[-1])  # an error of the last one is raised
 
     def _load(self, domain: str) -> None:
         """Load and start the job in a domain, in the place of one that is loaded there; wait until it runs stably.
@@ -283,7 +284,7 @@ class Launchd(ServiceManager):
             if code in accepted_codes:
                 return output
             if code not in retried_codes:
-                break
+                break  # neither accepted nor worth another try
         raise _CallError(verb, code, f"launchctl {' '.join((verb, *words))}: {explain_code(code, output)}")
 
 

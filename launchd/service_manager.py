@@ -53,7 +53,7 @@ class ServiceManager(ABC):
         """Return the installed definition; None if none is installed."""
         content = self._read_content()
         try:
-            return self.parse(content) if content is not None else None
+            return self.parse(content) if content is not None else None  # as a plist or a unit
         except ValueError as error:
             raise ServiceError(f"{self.definition_path}: {error}: install the agent again") from error
 
@@ -65,6 +65,7 @@ class ServiceManager(ABC):
     def find_outdated(self) -> ServiceDefinition | None:
         """Return the installed definition if this version would write it differently; else, or without one, None."""
         definition = self.read_definition()
+        # It is up to date if this version would write what is on disk.
         if definition is None or self.render(definition) == self._read_content():
             return None
         return definition

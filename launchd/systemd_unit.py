@@ -61,6 +61,7 @@ ReadWritePaths=-{folder}
 def render_unit(definition: ServiceDefinition) -> bytes:
     """Return the unit: of the system if the definition names a user, else of the user's own systemd."""
     environment = {**definition.environment, SUPERVISOR_VARIABLE: "systemd"}
+    # _NETWORK and _PROTECTION are the lines that only a unit of the system has.
     text = _UNIT.format(
         network=_NETWORK if definition.user else "",
         user=f"User={definition.user}\n" if definition.user else "",
@@ -78,6 +79,7 @@ def render_unit(definition: ServiceDefinition) -> bytes:
 
 def read_unit(content: bytes) -> ServiceDefinition:
     """Return the definition in a unit that `render_unit` of any version made. Raises ValueError: a line is missing."""
+    # A unit has $$ and %% for the plain characters, see `render_unit`.
     environment = [word for line in _find_values(content, "Environment=") for word in _split_words(line)]
     return ServiceDefinition(
         arguments=tuple(word.replace("$$", "$") for word in _split_words(_find_value(content, "ExecStart="))),
@@ -106,6 +108,7 @@ def _find_value(content: bytes, key: str) -> str:
 def _split_words(text: str) -> list[str]:
     """Return the words of a line, each without its quotes and escapes: the inverse of `_quote_word`."""
     words = []
+    # _WORD matches a word with or without quotes; _ESCAPED has the character that each escape stands for.
     for match in _WORD.finditer(text):
         word = match["quoted"] if match["plain"] is None else match["plain"]
         words.append(re.sub(r"\\.", lambda escape: _ESCAPED[escape[0]], word.replace("%%", "%")))

@@ -89,16 +89,16 @@ class Agent:
         self._facts, self._ledger = host_facts, ledger
         self._store = Store()  # caches this host's MetalProcesses and its Secret, by two watches
         self._synced = asyncio.Event()  # set once the first list of MetalProcesses is in the store
-        self._queue: WorkQueue[WorkKey] = WorkQueue()
-        self._identity = identify_agent(options.folder)
+        self._queue: WorkQueue[WorkKey] = WorkQueue()  # of work to do: see `work_keys`
+        self._identity = identify_agent(options.folder)  # the name under which it holds the Lease
         self._renewed_once = asyncio.Event()
         """Set once this agent has the Lease of its name; before, it takes no new assignment and reports nothing."""
         self._last_known_file = assignments.LastKnownFile(options.folder / "assignments.json")
-        self._last_known = self._last_known_file.load(options.name)
+        self._last_known = self._last_known_file.load(options.name)  # processes and data of the Secret
         self._tokens = HostTokens(self._store, options.name, self._last_known.secret)
         self._ports = ServicePorts(options.folder / "ports.json", options.first_port, options.last_port)
         self._proxy = Proxy(options.folder, self._proxy_changed)
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, Runner] = {}  # by uid of the MetalProcess; changed by the supervisor only
         self._claim_deadline: float | None = None
         """Monotonic time, in seconds, until which the cluster may claim engines that `pomona up` left running here."""
         self._may_have_slept = False
@@ -143,8 +143,8 @@ class Agent:
         self._host.daemons.subscribe(lambda _runtime: self._enqueue_report())
         self._listener = ReachabilityListener(name, self._exposed.address, self._ports.list_spare, self._enqueue_report)
         self._ports.on_assign = self._listener.give_up
-        self._hold_events = HoldEvents(client, recorder, name, self._runners)
-        self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)
+        self._hold_events = HoldEvents(client, recorder, name, self._runners)  # of steps such as an eviction
+        self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)  # writes statuses
         self._exposed.traffic.on_change = lambda uid: self._enqueue(("process", uid))
 
     def _enqueue(self, *keys: WorkKey) -> None:
@@ -164,7 +164,7 @@ class Agent:
         budget_bytes = self._ledger.budget_bytes
         log.info("agent_started", host=self._name, address=self._exposed.address, budget_bytes=budget_bytes)
         with serve_control(self._options.folder, self._describe, self._stopping):
-            forget_exit(self._options.folder)
+            forget_exit(self._options.folder)  # the note of how the last agent ended
             await self._run_loops()
 
     async def _run_loops(self) -> None:
@@ -194,8 +194,8 @@ class Agent:
                 group.create_task(serve_metrics(self._options.metrics_place, self._metrics_text))
             api_task = group.create_task(self._await_api())
             try:
-                await self._stopping.wait()
-            except asyncio.CancelledError:
+                await self._stopping.wait()  # set by POST /stop
+            except asyncio.CancelledError:  # only the agent ends, unless the machine shuts down
                 await self._withdraw_at_shutdown()
                 raise
             api_task.cancel()  # it would enqueue the assignments again
@@ -208,12 +208,12 @@ class Agent:
         `loops` keep proxy and watchdogs running: they end last, as a drain needs the proxy.
         """
         log.info("agent_stopping", processes=len(self._runners))
-        self._enqueue(REPORT)  # of a host without free memory: the controller must bind nothing to it any more
+        self._enqueue(REPORT)  # the MetalHost, without free memory: the controller must bind nothing to it
         served = set(self._exposed.services())  # before the stop: a stopped process serves no service
         await self._host.stop_processes(self._changes)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(agent_times.LAST_REPORT_SECONDS):
-                # Each of them alone: one that is refused must not keep the others from being written.
+                # Slices, statuses and MetalHost, each alone: one that is refused must not keep back the others.
                 reports = [*map(self._publish, served), *map(self._report_process, self._runners), self._report_host()]
                 for outcome in await asyncio.gather(*reports, return_exceptions=True):
                     if isinstance(outcome, Exception):
@@ -232,7 +232,7 @@ class Agent:
             await self._exposed.withdraw_all(agent_times.WITHDRAWAL_SECONDS)
 
     def _describe(self) -> AgentStatus:
-        """Return the status for the control socket."""
+        """Return the status for the control socket; `ready` needs adopted engines, and the Lease or no API server."""
         return AgentStatus(
             host=self._name,
             version=BUILD,
@@ -264,7 +264,7 @@ class Agent:
             self._host.supervisor.add(assignments.read_assignment(obj) for obj in self._last_known.processes)
             await self._synced.wait()
         await self._renewed_once.wait()
-        self._enqueue(ASSIGN, REPORT, SLICES, EVENTS)
+        self._enqueue(ASSIGN, REPORT, SLICES, EVENTS)  # processes, MetalHost, EndpointSlices, Events
 
     def _object_changed(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Enqueue the work that a change in the store requires; a change of status alone was written by this agent.
@@ -276,7 +276,7 @@ class Agent:
         if old is None or new is None or assignments.desired_state(old) != assignments.desired_state(new):
             self._enqueue(ASSIGN)
         if resource == METAL_PROCESSES and new and (old is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
-            # It may run already, from the last known assignments; its status can be written only from now on.
+            # New here. It may run already, from the last known assignments; its status can be written from now on only.
             self._enqueue(("process", new["metadata"]["uid"]))
 
     def _lease_renewed(self) -> None:
@@ -286,7 +286,7 @@ class Agent:
         processes elsewhere: no endpoint is ready before a list shows which ones are still assigned here.
         """
         self._renewed_once.set()
-        is_first = self._exposed.freshness.renewed_at is None
+        is_first = self._exposed.freshness.renewed_at is None  # asked first, as `note_renewal` sets it
         must_list_again = self._exposed.freshness.note_renewal(read_clocks())
         if must_list_again:
             self._may_have_slept = self._may_have_slept or not is_first  # no contact was lost before the first
@@ -297,7 +297,7 @@ class Agent:
         self._exposed.move(address)
         self._listener.move(address)
         await self._client.reconnect()  # connections from the old address are dead
-        self._publish_all()
+        self._publish_all()  # not ready before the proxy listens there
         self._enqueue(PROXY, REPORT)
 
     def _proxy_changed(self) -> None:
@@ -338,7 +338,7 @@ class Agent:
             await self._exposed.publish(service)
         except Forbidden:
             if refusal := self._exposed.endpoints.refusals.get(service):
-                return refusal.retry_seconds
+                return refusal.retry_seconds  # the controller has not granted the slice yet
             raise
         finally:
             if self._exposed.find_problem(service) != problem_before:
@@ -391,8 +391,8 @@ class Agent:
         self._host.supervisor.assign(map(assignments.read_assignment, processes), keep_unclaimed=seconds_left > 0)
         self._last_known = assignments.LastKnown(processes, self._tokens.data())
         self._last_known_file.save(processes, self._last_known.secret)
-        self._host.retain_holds({obj["metadata"]["uid"] for obj in processes})
-        self._ports.keep({str(service) for service in self._exposed.services()})
+        self._host.retain_holds({obj["metadata"]["uid"] for obj in processes})  # forget evictions of the others
+        self._ports.keep({str(service) for service in self._exposed.services()})  # forget ports of the others
         return seconds_left if seconds_left > 0 and self._host.supervisor.unclaimed() else None
 
     async def _list_again(self) -> None:
@@ -401,7 +401,7 @@ class Agent:
         In the gap the controller may have moved processes to other hosts. One that runs here and is not listed any
         more is suspended: not ready until `_assign` stops it.
         """
-        gap_count = self._exposed.freshness.gap_count
+        gap_count = self._exposed.freshness.gap_count  # grows with each gap in contact
         if self._may_have_slept:
             # Old connections may be dead without an error, and a watch would notice that only after a long wait.
             await self._client.reconnect()
@@ -420,7 +420,7 @@ class Agent:
         self._may_have_slept = False
         self._exposed.suspended = frozenset(uids_before - assigned)
         self._exposed.endpoints.forget()  # others may have deleted slices meanwhile: each is written again
-        self._exposed.freshness.has_fresh_list = True
+        self._exposed.freshness.has_fresh_list = True  # endpoints may be ready again
         log.info("contact_regained", assigned=len(assigned), suspended=len(self._exposed.suspended))
         self._enqueue(*(("slice", *service) for service in services))
         self._publish_all()
@@ -439,7 +439,7 @@ class Agent:
             raise TimeoutError(str(error)) from error
         if changed:
             self._publish_all()
-        return None if self._exposed.serves_all else agent_times.EXPOSE_SECONDS
+        return None if self._exposed.serves_all else agent_times.EXPOSE_SECONDS  # a token may be missing
 
     async def _report_process(self, uid: str) -> None:
         """Write the status of one process."""

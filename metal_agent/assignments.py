@@ -65,6 +65,7 @@ def read_assignment(obj: dict[str, Any]) -> Assignment:
     try:
         spec = msgspec.convert(obj.get("spec"), MetalProcessSpec)
     except msgspec.ValidationError as error:
+        # UNREADABLE stands for a spec that cannot be read: no engine runs it.
         spec, problem = UNREADABLE, f"this agent cannot read the MetalProcess: {error}; {UPGRADE}"
     else:
         unknown = ", ".join(sorted(set(spec.features) - AGENT_FEATURES))
@@ -108,7 +109,7 @@ class LastKnownFile:
     def save(self, processes: Iterable[dict[str, Any]], secret: dict[str, str]) -> None:
         """Write the present state of the API, without status and bookkeeping. Raises OSError."""
         last_known = LastKnown([_strip_bookkeeping(obj) for obj in processes], secret)
-        if last_known != self._written:
+        if last_known != self._written:  # _written: what this agent wrote last
             durable.write(self._path, last_known)
             self._written = last_known
 

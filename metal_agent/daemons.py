@@ -56,7 +56,7 @@ class DaemonModel(EngineHandle):
         super().__init__()
         self.model = model
         self.loaded = loaded
-        self._shared = shared
+        self._shared = shared  # the daemon that has the model
         self._loading = None if loaded else asyncio.create_task(self._load())
 
     @property
@@ -82,7 +82,7 @@ class DaemonModel(EngineHandle):
         if even_if_shared:
             self._shared.report_exit_of_others(self)
         await self._shared.unload(self, grace_seconds)
-        self.report_exit(EngineExit())
+        self.report_exit(EngineExit())  # without a reason, as it was asked for
 
     def release(self) -> None:
         """Stop watching the model; it stays loaded."""
@@ -124,8 +124,8 @@ class SharedDaemon:
         """True if the last check could not determine which models are loaded."""
         self._silent_checks = 0  # in a row, without an answer
         self._last_silence_at = 0.0  # end of the last one, in seconds of the monotonic clock
-        self._loaded_models: list[tuple[str, int | None]] = []
-        self._wake = asyncio.Event()
+        self._loaded_models: list[tuple[str, int | None]] = []  # at the last check: name, and bytes if known
+        self._wake = asyncio.Event()  # set when `run` is to check at once
         self._is_cleaned_up = False  # True if no process has ended since our unused models were removed from the daemon
         # Held by `add_model` and the clean-up, which must not remove a model that is being added and has no handle yet.
         self._changing = asyncio.Lock()
@@ -163,7 +163,7 @@ class SharedDaemon:
         compares contents, not names: a daemon may list a model under another name with the same weights.
         """
         model, failures = handle.model, 0
-        while not self._list_others_with_same_weights(handle):
+        while not self._list_others_with_same_weights(handle):  # once another handle has them, they stay
             try:
                 await self.daemon.unload(model)
                 async with asyncio.timeout(grace_seconds + _UNLOAD_AGAIN_SECONDS):
@@ -179,7 +179,7 @@ class SharedDaemon:
             except TimeoutError:  # the daemon has accepted the call, and the model is still there
                 log.warning("unload_timed_out", daemon=self.daemon.runtime, model=model)
             else:
-                return
+                return  # the model is gone
 
     def report_exit_of_others(self, handle: DaemonModel) -> None:
         """Report to all other processes with the model of `handle` that it is gone: it is unloaded for all of them."""
@@ -200,7 +200,7 @@ class SharedDaemon:
         async with self._changing:
             self._is_cleaned_up = True  # set first: the end of a process meanwhile makes it False again
             try:
-                for model in sorted(await self.daemon.list_marked(self._owner)):
+                for model in sorted(await self.daemon.list_marked(self._owner)):  # those with our mark in their names
                     specs = [spec for spec in wanted() if spec.runtime == self.daemon.runtime]
                     used_models = {*map(self.build_name, specs), *(handle.model for handle in self._handles)}
                     used_contents = {self.daemon.identify_content(name) for name in used_models}
@@ -208,11 +208,12 @@ class SharedDaemon:
                         log.info("daemon_model_removed", daemon=self.daemon.runtime, model=model)
                         await self.daemon.remove(model)
             except BaseException:
-                self._is_cleaned_up = False
+                self._is_cleaned_up = False  # the next call tries again
                 raise
 
     def list_loaded(self) -> list[LoadedModel]:
         """Return the models that were in memory at the last check."""
+        # By content: the daemon may list our model under another name.
         ours = {self.daemon.identify_content(handle.model) for handle in self._handles}
         return [
             LoadedModel(name, size, self.daemon.identify_content(name) in ours) for name, size in self._loaded_models
@@ -232,7 +233,7 @@ class SharedDaemon:
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(WATCH_SECONDS if self._handles or self.problem else IDLE_SECONDS):
-                        await self._wake.wait()
+                        await self._wake.wait()  # until a model is added
         finally:
             await self.daemon.close()
 
@@ -246,7 +247,7 @@ class SharedDaemon:
             await self._list_loaded_models()
         else:
             self.problem, self._loaded_models = f"{self.daemon.runtime} is not installed here", []
-            self._is_unsure = False
+            self._is_unsure = False  # nothing is installed that could have a model loaded
         is_usable = not self.problem
         if is_usable != was_usable:
             log.info("daemon_usable_changed", daemon=self.daemon.runtime, usable=is_usable, problem=self.problem)
@@ -265,9 +266,9 @@ class SharedDaemon:
         try:
             self._loaded_models = await self.daemon.list_loaded()
         except DaemonError as error:
-            self._is_unsure = error.reason != NOT_RUNNING
+            self._is_unsure = error.reason != NOT_RUNNING  # a daemon that runs may still have its models
             if self._is_excused(error, asked_at):
-                return
+                return  # too few silent checks in a row
             self.problem = str(error)
             if error.reason == NOT_RUNNING:
                 self._loaded_models = []
@@ -298,7 +299,7 @@ class SharedDaemon:
         if error.reason != SILENT:
             self._silent_checks = 0
             return False
-        overlaps_last_silence = asked_at < self._last_silence_at
+        overlaps_last_silence = asked_at < self._last_silence_at  # it began before the last silent check ended
         if not overlaps_last_silence:
             self._silent_checks += 1
             self._last_silence_at = time.monotonic()
@@ -310,7 +311,7 @@ class SharedDaemon:
 
     def _list_others_with_same_weights(self, handle: DaemonModel) -> list[DaemonModel]:
         """Return the handles of other processes whose model has the same weights in memory."""
-        content = self.daemon.identify_content(handle.model)
+        content = self.daemon.identify_content(handle.model)  # the same for models with the same weights
         return [
             other
             for other in self._handles
@@ -333,7 +334,8 @@ class Daemons:
     """The shared daemons of this host, as the agent whose state is in `folder` uses them."""
 
     def __init__(self, folder: Path, daemons: Iterable[Daemon]) -> None:
-        owner = owner_mark(str(folder))
+        """Prepare the use of each daemon; none is asked before `check_models` or `run`."""
+        owner = owner_mark(str(folder))  # a part of the names of our models, by which a later agent knows them
         self._listeners: list[Callable[[str], None]] = []
         self._shared: dict[str, SharedDaemon] = {}
         for daemon in daemons:

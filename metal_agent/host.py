@@ -125,11 +125,11 @@ class Host:
             wait_request=exposure.wait_request,
             changed=callbacks.process_changed,
         )
-        self.daemons = shared_daemons or daemons.build_daemons(folder, allowed_networks)
-        peaks = Peaks(folder / "peaks.json")
+        self.daemons = shared_daemons or daemons.build_daemons(folder, allowed_networks)  # such as Ollama
+        peaks = Peaks(folder / "peaks.json")  # the most memory that earlier runs used
         changed, loaded = callbacks.memory_changed, self.daemons.list_loaded
         self.monitor = MemoryMonitor(runners, ledger, peaks, read=read_pressure, changed=changed, loaded=loaded)
-        self.context = RunnerContext(
+        self.context = RunnerContext(  # for all runners
             folder=folder,
             records=Records(folder / "processes"),
             keys=EngineKeys(folder / "keys"),

@@ -169,7 +169,10 @@ def start_lifecycle(hold: Held | None = None) -> ProcessStep:
 def resume_lifecycle(
     pid: int | None, *, ready: bool, restarts: int, now: float, hold: Held | None = None
 ) -> ProcessStep:
-    """Return the state and actions for an adopted engine; `ready` if it had generated a token before."""
+    """Return the state and actions for an adopted engine, which was admitted when it was started.
+
+    With `ready` it had generated a token before: it is watched at once. Otherwise it still has to answer first.
+    """
     state = ProcessState("Starting", exists=True, pid=pid, admitted=True, restarts=restarts, hold=hold)
     if ready:
         return replace(state, phase="Ready", ready_since=now), (WatchLiveness(),)
@@ -190,23 +193,23 @@ def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
     No actions let those that still run go on; new ones replace them.
     """
     match event:
-        case events.Removed():
+        case events.Removed():  # it is no longer assigned to this host
             return _on_removed(state)
-        case Held() | events.Evicted() | events.Released():
+        case Held() | events.Evicted() | events.Released():  # the host holds, stops or releases it
             return _on_hold_change(state, event)
         case events.Exited():
             return _on_exited(state, event, now)
         case events.EndOverdue() if state.exists:
             return _on_end_overdue(state, event), ()
-        case events.Failed():
+        case events.Failed():  # an action of this process has failed
             return _on_failed(state, event)
         case events.Admitted() | events.Refused() | events.MemoryFreed():
             return _on_admission(state, event)
-        case events.LoadSlotBusy() | events.LoadSlotGranted():
+        case events.LoadSlotBusy() | events.LoadSlotGranted():  # one engine of a host loads at a time
             return _on_load_slot(state, event)
         case events.Spawned() | events.StartProblem() | events.Answered():
             return _on_start(state, event, now)
-        case events.Suspected() | events.Trusted() | events.Hung() if state.phase == "Ready":
+        case events.Suspected() | events.Trusted() | events.Hung() if state.phase == "Ready":  # it may be sick
             return _on_health(state, event, now)
         case events.Fetched() if state.phase == "Fetching":
             return _start_engine(replace(state, fetched=True))
@@ -222,7 +225,7 @@ def _enter_phase(state: ProcessState, phase: Phase) -> ProcessState:
 
 
 def _start_engine(state: ProcessState) -> ProcessStep:
-    """Start the engine, or wait for the release if a hold forbids that; every start after an exit is a restart."""
+    """Start the engine, or wait if a hold forbids that, until it is released; a start after an exit is a restart."""
     if state.hold:
         return _await_release(state, state.hold)
     is_restart = state.last_exit is not None
@@ -237,9 +240,9 @@ def _resume(state: ProcessState) -> ProcessStep:
     """
     if state.hold and state.admitted:
         return _await_release(state, state.hold)
-    if state.fetched:
+    if state.fetched:  # its weights are on this host
         return _start_engine(state)
-    if state.admitted:
+    if state.admitted:  # its memory is reserved
         return _enter_phase(state, "Fetching"), (Fetch(),)
     return _enter_phase(state, "Pending"), (CheckAdmission(),)
 
@@ -257,6 +260,7 @@ def _on_admission(state: ProcessState, event: ProcessEvent) -> ProcessStep:
         case events.Refused() if state.phase in {"Pending", "Fetching"} and awaits_outcome:
             refused = replace(state, phase="Rejected", reason=event.reason, message=event.message, admitted=False)
             return replace(refused, needed_bytes=event.needed_bytes), ()
+        # `needed_bytes` is set only if it was rejected for lack of memory.
         case events.MemoryFreed() if state.phase == "Rejected" and state.needed_bytes is not None:
             return replace(_enter_phase(state, "Pending"), needed_bytes=None), (CheckAdmission(),)
         case _:
@@ -271,7 +275,7 @@ def _on_start(state: ProcessState, event: ProcessEvent, now: float) -> ProcessSt
     match event:
         case events.Spawned() if not state.exists:
             return replace(state, exists=True, pid=event.pid, trusted_at=None), (ProbeEngine(),)
-        case events.StartProblem() if state.exists:
+        case events.StartProblem() if state.exists:  # it answers, but without a token
             return replace(state, message=event.message), ()
         case events.Answered() if state.exists:
             return replace(_enter_phase(state, "Ready"), ready_since=now), (WatchLiveness(),)
@@ -286,6 +290,7 @@ def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessS
     """
     match event:
         case events.Suspected(suspicion):
+            # A check goes on, unless the new reason is graver: only one for slowness gives way.
             is_being_checked = state.suspicion is not None and not suspicion.outranks(state.suspicion)
             if is_being_checked:
                 return state, ()
@@ -297,6 +302,7 @@ def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessS
             return replace(_enter_phase(state, "Ready"), trusted_at=now), (WatchLiveness(),)
         case events.Hung():
             # The back-off begins with Exited. The requests of an engine that does not answer are lost.
+            # Starting with a reason stands for an engine that is being ended.
             ending = replace(state, phase="Starting", reason=event.reason, message=event.message, suspicion=None)
             if event.answers:
                 return ending, (Withdraw(), Drain(SICK_DRAIN_SECONDS), End(even_if_shared=True))
@@ -323,7 +329,7 @@ def _on_load_slot(state: ProcessState, event: ProcessEvent) -> ProcessStep:
 def _on_removed(state: ProcessState) -> ProcessStep:
     """Stop the process for good: withdraw its endpoint, drain requests and end its engine, if there is one."""
     if state.leaving:
-        return state, ()
+        return state, ()  # it is stopped already, or is being stopped, for good
     if state.evicting:
         # The same actions run already, for the eviction; afterwards the process is now Stopped instead of Pending.
         return replace(_enter_phase(state, "Stopping"), evicting=False, is_hastened=state.is_hastened), ()
@@ -340,6 +346,7 @@ def _on_hold_change(state: ProcessState, event: Held | events.Evicted | events.R
         case events.Evicted():
             return _on_evicted(state, event)
     released = replace(state, hold=None, awaits_release=False)
+    # awaits_release: it is Pending because of the hold alone. Otherwise it goes on as it is.
     return _resume(released) if state.awaits_release else (released, ())
 
 
@@ -387,10 +394,11 @@ def _on_exited(state: ProcessState, event: events.Exited, now: float) -> Process
     """
     if not state.exists:
         return state, ()
+    # Without `event.fetched` the weights are gone, too, as from a daemon that does not know them.
     gone = replace(state, exists=False, pid=None, fetched=state.fetched and event.fetched)
     gone = replace(gone, ready_since=None, last_exit=event.last, suspicion=None)
     if state.evicting:
-        return _resume(replace(gone, evicting=False))
+        return _resume(replace(gone, evicting=False))  # waits until the hold is released, if there is still one
     if state.leaving:
         return replace(gone, phase="Stopped"), ()
     # In Starting, a reason is set if the agent ended the engine because of it; it is then the cause of the exit. In
@@ -398,7 +406,7 @@ def _on_exited(state: ProcessState, event: events.Exited, now: float) -> Process
     was_ended = state.phase == "Starting" and bool(state.reason)
     reason, message = (state.reason, state.message) if was_ended else (event.reason, event.message)
     was_stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
-    failures = 0 if was_stable else state.failures
+    failures = 0 if was_stable else state.failures  # before this one
     code = "unknown" if event.last.code is None else event.last.code
     exit_text, cause = event.last.signal or f"exit code {code}", find_cause(event.last.log)
     exited = f"the engine exited with {exit_text}{': ' if cause else ''}{cause}{LOG_HINT}"
@@ -428,7 +436,9 @@ def _on_failed(state: ProcessState, event: events.Failed) -> ProcessStep:
             return state, ()
         # The engine must be gone before another is started: the back-off begins with its Exited.
         return replace(state, reason=event.reason, message=event.message), (End(),)
+    # A process that awaits its release performs no action that could fail.
     if state.phase in {"Pending", "Fetching", "Starting"} and not state.awaits_release:
+        # After a permanent failure it is tried again rarely, in case somebody has repaired the cause.
         least_seconds = MAX_BACKOFF_SECONDS if event.permanent else event.retry_after_seconds
         return _back_off(replace(state, fetched=False, queued=False), event.reason, event.message, least_seconds)
     if state.phase == "Ready":

@@ -63,6 +63,7 @@ class AgentMetrics(Collector):
 
     async def render(self) -> bytes:
         """Measure what each engine uses now, and return all metrics in Prometheus' text format."""
+        # By the labels of its series, the pid of each engine with a process of its own.
         engines: dict[_Labels, int] = {
             (*runner.assignment.service, runner.assignment.name, self._host): runner.state.pid
             for runner in self._runners.values()
@@ -137,6 +138,7 @@ class AgentMetrics(Collector):
         """Return the tokens per second of each model: services may share one."""
         now = asyncio.get_running_loop().time()
         tokens = defaultdict[_Labels, float](float)
+        # By service: the rate of one with several processes counts once.
         specs = {runner.assignment.service: runner.assignment.spec for runner in self._runners.values()}
         for service, spec in specs.items():
             if (rate := self._rates.find_rate(str(service), now)) is not None:

@@ -29,6 +29,6 @@ async def serve_metrics(place: tuple[str, int], text: Callable[[], Awaitable[byt
     try:
         async with serve_answers(AnswerServer({"/metrics": Route(answer)}), *place):
             log.info("metrics_served", address=place[0], port=place[1])
-            await asyncio.Event().wait()
+            await asyncio.Event().wait()  # never set: until cancelled
     except OSError as error:
         log.warning("metrics_not_served", error=str(error), hint="give --metrics-address another address and port")

@@ -33,7 +33,7 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
         StartError: the state folder is in use or cannot be read, address, budget or certificate cannot be found or
             used, or another agent has this name.
     """
-    address = find_address(options, credentials.server)
+    address = find_address(options, credentials.server)  # step 1
     if options.tls:
         await asyncio.to_thread(certificate.check_certificate, options.tls, address)
     facts = await asyncio.to_thread(host.read)
@@ -49,7 +49,7 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
             await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={options.name}")
 
     # After all checks: an agent that cannot start must not make a `pomona up` that serves here end.
-    await take_over(options.folder, check_api_access)
+    await take_over(options.folder, check_api_access)  # step 2
     with own_folder(options.folder):
         limits.raise_descriptor_limit()
         async with connect_observed(credentials, connection) as client, aiohttp.ClientSession() as session:
@@ -66,12 +66,12 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
             except OSError as error:
                 raise StartError(f"cannot use what is in --state-dir {options.folder}: {error}") from error
             try:
-                await agent.run()
+                await agent.run()  # step 3
             except ExceptionGroup as group:
                 # A group of the errors of the agent's tasks: a start that was refused, a stop on request, or a defect.
                 if refused := group.subgroup(StartError):
                     raise refused.exceptions[0] from None
-                _, other_errors = group.split(EverythingStopped)
+                _, other_errors = group.split(EverythingStopped)  # which is no error: a stop was requested
                 if other_errors is not None:
                     raise
                 log.info("agent_stopped", host=options.name)

@@ -81,9 +81,9 @@ async def take_over(folder: Path, check_can_serve: Callable[[], Awaitable[None]]
     """
     with _open_lock(folder) as lock:
         if _try_lock(lock, folder):
-            return
+            return  # nobody owns the folder; closing the file gives the lock back
         owner = _read_owner(lock)
-        if owner is None or not owner.standalone or not _is_alive(owner):
+        if owner is None or not owner.standalone or not _is_alive(owner):  # no `pomona up` that could end
             return
         try:
             await check_can_serve()

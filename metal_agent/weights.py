@@ -104,7 +104,10 @@ class HostWeights:
                 source = parse(artifact.source, artifact.files)
 
                 def check_header(path: Path, source: Source = source) -> None:
-                    """Check a file that was fetched, and keep the facts of its header."""
+                    """Check a file that was fetched, and keep the facts of its header; `obtain` calls it.
+
+                    `source` has a default so that it is the source of this turn of the loop.
+                    """
                     facts = inspect.check_stored(source, path)
                     layouts.append(_least_layout(facts))
                     headers.append(facts.gguf)
@@ -124,7 +127,7 @@ class HostWeights:
                     )
                 )
         except BaseException:
-            PinnedWeights(held).release()
+            PinnedWeights(held).release()  # unlocks what was fetched so far
             raise
         # The model's layout is the first; those of the further artifacts follow in their order.
         roles = [further_artifact.role for further_artifact in spec.further_artifacts]

@@ -131,7 +131,7 @@ async def continue_chat(
             if response.status != HTTPStatus.OK:
                 raise AskError(f"{model} answered {response.status}: {await _quote_error(response.content)}")
             async for chunk in _read_chunks(response.content):
-                usage = chunk.usage or usage
+                usage = chunk.usage or usage  # the engine's own count of tokens, if it states one
                 for choice in chunk.choices:
                     thought, text = choice.delta.reasoning_content or choice.delta.reasoning, choice.delta.content
                     piece_count += len([piece for piece in (thought, text) if piece])

@@ -62,6 +62,7 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
     There are none if it is suspended, has no replicas or fails a check: its Model may be missing or not inspected yet,
     or the memory of a replica may be unknown. What an inspection found is read from the status of each Model.
     """
+    # host_service: the service without the fields that only pods use.
     metadata, host_service = service.metadata, _build_host_service(service)
     replicas = wanted_replicas(service)
     if not replicas:
@@ -69,11 +70,12 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
         return Decision(problem=ServiceProblem("Suspended", f"{field}: edit the file to serve it", phase="Suspended"))
     model = models.get(ObjectKey(metadata.namespace, service.spec.model_ref))
     companions = read_companions(models.get, service)
-    checked = preconditions.check_service(host_service, model, companions)
+    checked = preconditions.check_service(host_service, model, companions)  # as the controller does
     memory_bytes = checked.memory.total_bytes
     if checked.served is None or memory_bytes is None:
         return Decision(problem=checked.problem)
     spec = build_process_spec(host_service, checked.served, memory_bytes)
+    # The prefix has a hash of the deciding fields of the spec: if they change, other processes serve.
     prefix = process_prefix(metadata.name, spec)
     process_names = [f"{prefix}-{number}" for number in range(replicas)]
     assignments = tuple(
@@ -89,6 +91,7 @@ def _describe_stored_models(*models: Model | None) -> str:
     for model in models:
         # Ready is the only condition that a Model has here.
         ready = model.status.conditions[0] if model and model.status.conditions else None
+        # _SERVED_FROM_STORE: the source could not be asked, and the weights are stored.
         if model and ready and ready.reason == _SERVED_FROM_STORE:
             notes.append(f"Model {model.metadata.name}: {ready.message}")
     return "; ".join(notes)
@@ -107,7 +110,7 @@ def describe_failure(decision: Decision, states: Iterable[ProcessState]) -> str:
         if state.phase == "Rejected"
         or (state.phase == "Failed" and not state.reason.startswith(_TEMPORARY_REASON_PREFIXES))
     ]
-    if not failed_for_good or len(failed_for_good) < len(decision.assignments):
+    if not failed_for_good or len(failed_for_good) < len(decision.assignments):  # some may serve
         return ""
     return "; ".join(dict.fromkeys(state.message.replace(LOG_HINT, "") for state in failed_for_good))
 
@@ -119,6 +122,7 @@ def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
         spec, name = service.spec, service.metadata.name
         if spec.hardware.accelerator not in {None, "auto", "cpu", "metal"}:
             lines.append(f"{name}: ignored on this machine: spec.hardware.accelerator {spec.hardware.accelerator}")
+        # _POD_FIELDS: the attributes that only pods use, with their names in the file.
         fields = [
             field
             for attribute, field in _POD_FIELDS.items()
@@ -146,7 +150,7 @@ def with_inspection(model: Model, inspection: Inspection, problem: str = "") -> 
 
     `problem` is the reason why the facts are those of the stored weights, and the source was not asked.
     """
-    facts = take_answer(model, inspection)
+    facts = take_answer(model, inspection)  # with the checksum that the user states, if none was found
     if scheme_of(model.spec.source) == "file":
         # The process is named by a hash that includes the revision. A cluster, which cannot read the file, knows none.
         facts = structs.replace(facts, revision="")

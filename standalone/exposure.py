@@ -68,6 +68,7 @@ class StandaloneExposure(ProxyExposure):
         Returns True if the state of the router, or the services that it can forward to, have changed.
         """
         grouped = self.services()
+        # _token: the secret by which the listeners of the services know the router.
         ports = dict.fromkeys(grouped, ServicePort(port=0, token=self._token))  # 0: the kernel chooses
         config = structs.replace(
             proxy_config(LOOPBACK, grouped, ports, self._draining),
@@ -76,7 +77,7 @@ class StandaloneExposure(ProxyExposure):
         before = self.router, self.forwarded_services
         state = await self._proxy.client.configure(config)
         reachable = reachable_uids(state, LOOPBACK)
-        self.router = state.router
+        self.router = state.router  # where clients connect, or why it is not open
         self.forwarded_services = frozenset(
             service
             for service, runners in grouped.items()
@@ -87,7 +88,7 @@ class StandaloneExposure(ProxyExposure):
     async def _wait_idle(self, uid: str, timeout_seconds: float) -> bool:
         """Wait until a process has no request; return False after the timeout, or if the user aborts."""
         idle = asyncio.create_task(self._proxy.client.wait_idle(uid, timeout_seconds))
-        abort = asyncio.create_task(self._abort.wait())
+        abort = asyncio.create_task(self._abort.wait())  # set when the user does not wait for requests
         try:
             await asyncio.wait({idle, abort}, return_when=asyncio.FIRST_COMPLETED)
             return idle.done() and idle.result()

@@ -66,21 +66,24 @@ class ModelInspector:
         """
         source = parse(spec.source, spec.files)
         stored = await asyncio.to_thread(self._find_stored, source, spec.sha256)
-        if stored is not None and source.is_pinned:
+        if stored is not None and source.is_pinned:  # step 1
             return stored, ""
 
         def access(server: Source, patience: Patience) -> SourceAccess:
-            """Return how a server is read: mirrors get no token, and there is little patience if weights are stored."""
+            """Return how a server, the source or a mirror of it, is read; `inspect_with_mirrors` calls it for each.
+
+            Mirrors get no token, and there is little patience if weights are stored.
+            """
             token = self._access.token if spec.source_secret_ref and server is source else None
             return dataclasses.replace(self._access, token=token, patience=_SHORT_PATIENCE if stored else patience)
 
         try:
-            inspection = await inspect_with_mirrors(source, spec.mirrors, access, sha256=spec.sha256)
+            inspection = await inspect_with_mirrors(source, spec.mirrors, access, sha256=spec.sha256)  # step 2
         except ArtifactError as error:
             if stored is None or error.reason != "SourceUnreachable":
                 raise
             return stored, error.message
-        if source.scheme != "file":
+        if source.scheme != "file":  # step 3
             record = SourceRecord(inspection.revision, inspection.file, inspection.sha256, inspection.size_bytes)
             await asyncio.to_thread(durable.write, self._build_record_path(source, spec.sha256), record)
         return inspection, ""

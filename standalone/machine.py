@@ -105,10 +105,10 @@ class Machine:
             key: desired.drop_unusable_secret(model, options.endpoint) for key, model in manifests.models.items()
         }
         """The Models, each with the status that is known so far."""
-        self.runners: dict[str, Runner] = {}
+        self.runners: dict[str, Runner] = {}  # by uid; changed by the supervisor only
         self.ledger = ledger
         self.signals = signals
-        self.changes = ChangeCounter()
+        self.changes = ChangeCounter()  # counts changes of processes, proxy and memory
         self._options = options
         self.failure = ""
         """The reason why nothing can be served, for which `run` has ended by itself; "" if the user ended it."""
@@ -143,6 +143,7 @@ class Machine:
     @property
     def decisions(self) -> Mapping[ObjectKey, Decision]:
         """The decision for each service, from the present status of the Models."""
+        # `_update_assignments` drops them after each inspection.
         if self._decisions is None:
             # Computed once for each inspection: the view reads the decisions twice a second, and with many services
             # their computation takes long.
@@ -169,7 +170,7 @@ class Machine:
             if self.exposure.problem:
                 raise AskError(self.exposure.problem)
             if router and key in self.exposure.forwarded_services:
-                return f"http://{router.address}:{router.port}", key.name
+                return f"http://{router.address}:{router.port}", key.name  # requests name the service as their model
             problem = self.decisions[key].problem
             if problem and problem.phase in {"Failed", "Suspended"}:
                 raise AskError(f"{key.name}: {problem.message}")
@@ -216,21 +217,21 @@ class Machine:
             StartError: the records of engines cannot be read, or the port is in use.
         """
         try:
-            await self._host.recover(group)
+            await self._host.recover(group)  # step 1
         except OSError as error:
             raise self._unreadable_error(error) from error
         if not self._proxy.pids():
             self.exposure.refuse_used_port()
         supervisor = self._host.supervisor
         serving = [*self._host.start_loops(group), group.create_task(self._configure_proxy())]
-        self._update_assignments(supervisor)
+        self._update_assignments(supervisor)  # step 2
         serving.append(group.create_task(self._end_if_nothing_serves()))
         inspecting = [group.create_task(self._inspect_until_known(supervisor, key)) for key in self.models]
-        await _wait_for_any(self.signals.stop, self.signals.hand_over)
+        await _wait_for_any(self.signals.stop, self.signals.hand_over)  # step 3
         if not self.signals.hand_over.is_set():
             await _cancel_all(inspecting)
             await self._drain_and_stop()
-            await _cancel_all(serving)
+            await _cancel_all(serving)  # only now, as a drain needs the proxy
             await self._proxy.end()
         raise _ServingEnded
 
@@ -336,7 +337,7 @@ class Machine:
         A service may still serve if it has served before, or if its failure may pass without the user. Services
         that the user has suspended do not count.
         """
-        seen_changes, ever_served = -1, set[ObjectKey]()
+        seen_changes, ever_served = -1, set[ObjectKey]()  # -1: less than any count
         while not self.failure:
             seen_changes = await self.changes.wait_past(seen_changes)
             if self.exposure.problem:
@@ -360,7 +361,7 @@ class Machine:
         is known not to answer, nothing is sent: that it answers again is a change, too.
         """
         while True:
-            await self._reconfigure.wait()
+            await self._reconfigure.wait()  # set by each change
             self._reconfigure.clear()
             if not self._proxy.answers:
                 continue
@@ -375,7 +376,7 @@ class Machine:
     async def _drain_and_stop(self) -> None:
         """Drain and stop everything; return when the last engine has stopped, or soon after the user asked twice."""
         stopped = asyncio.create_task(self._host.stop_processes(self.changes))
-        given_up = asyncio.create_task(self._wait_until_aborted())
+        given_up = asyncio.create_task(self._wait_until_aborted())  # some time after a second Ctrl-C
         try:
             await asyncio.wait({stopped, given_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -93,7 +93,7 @@ def load_manifests(paths: Iterable[Path]) -> Manifests:
     Raises:
         ManifestError: a document is invalid, or there is nothing to serve.
     """
-    ours, others = load_documents(paths)
+    ours, others = load_documents(paths)  # others: objects that only a cluster can use
     ignored = "ignored: `pomona up` serves Models and InferenceServices only"
     manifests = Manifests(skipped=[other.describe(ignored) for other in others])
     problems = [*find_duplicates(ours, is_one_machine=True), *_find_missing_models(ours)]
@@ -223,7 +223,7 @@ def _parse_documents(path: Path) -> list[Document]:
         raise
     finally:
         loader.dispose()
-    return documents if count > 1 else [replace(document, number=0) for document in documents]
+    return documents if count > 1 else [replace(document, number=0) for document in documents]  # 0: it is the only one
 
 
 def _split_list(path: Path, node: yaml.Node, value: object) -> Iterator[Document]:

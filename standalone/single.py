@@ -62,7 +62,7 @@ async def _state_memory(model: Model, service: InferenceService, options: Standa
     access = SourceAccess(endpoint=options.endpoint, file_root=FILE_ROOT)
     inspection = await inspect(parse(model.spec.source), access)
     inspected = desired.with_inspection(model, inspection)
-    served = Served(inspected, runtime_of(service, inspected, VENDORS))
+    served = Served(inspected, runtime_of(service, inspected, VENDORS))  # by the runtime that fits
     needed = replica_memory.measure_replica(service, served).total_bytes
     if needed is None:
         problem = "its memory cannot be estimated: write a Model with spec.memoryBytes to a file and serve that"

@@ -76,6 +76,7 @@ def build_row(
     detail = _describe_progress(worst, reserved_bytes, used_bytes)
     if len(worst_last) > 1:
         detail = f"{ready} of {len(worst_last)} replicas are ready" + (f"; {detail}" if detail else "")
+    # All replicas are ready, or some; if none is, the phase is that of the worst.
     phase = "Ready" if ready == len(worst_last) else "Degraded"
     if ready == 0:
         phase = worst.phase
@@ -115,10 +116,11 @@ class RowBuilder:
     """Builder of the rows of a machine; it keeps the last counts to compute rates."""
 
     def __init__(self, machine: Machine) -> None:
+        """Begin without rates, which need two readings."""
         self._machine = machine
         # Time and tokens of the last reading, by service.
         self._last_counts: Mapping[str, tuple[float, int]] = {}
-        self._rates: dict[str, float] = {}
+        self._rates: dict[str, float] = {}  # tokens per second, by service
 
     async def build_rows(self, state: ProxyState | None, now: float) -> list[Row]:
         """Return a row for each service, with the memory that its processes use now, and its rates.
@@ -147,7 +149,7 @@ class RowBuilder:
         """Update the rate of each service by the tokens since the last counts, and keep the new counts."""
         for name, stat in stats.items():
             if name in self._last_counts:
-                last_at, last_tokens = self._last_counts[name]
+                last_at, last_tokens = self._last_counts[name]  # of the last reading
                 self._rates[name] = max(0, stat.tokens_out - last_tokens) / max(now - last_at, 1e-6)
         self._last_counts = {name: (now, stat.tokens_out) for name, stat in stats.items()}
 
@@ -187,6 +189,7 @@ async def show_table(machine: Machine, console: Console, hint: Callable[[UserSig
     builder = RowBuilder(machine)
 
     async def refresh() -> Group:
+        """Return the table with the present numbers; called for each drawing of it."""
         rows = await builder.build_rows(await machine.exposure.read_state(), time.monotonic())
         return draw_table(describe_host(machine), rows, hint(machine.signals))
 
@@ -273,6 +276,7 @@ class ChangePrinter:
             last_text = self._last_lines.get(shown.service, "")
             has_same_phase = last_text.startswith(f"{shown.service}: {shown.phase}")
             is_progress = has_same_phase and shown.phase in {"Fetching", "Starting"}
+            # A service that was not started yet, or the same line again.
             says_nothing_new = text in {last_text, f"{shown.service}: Pending"}
             is_too_soon = is_progress and self._clock() < self._next_progress_at[shown.service]
             if says_nothing_new or is_too_soon:

@@ -59,6 +59,7 @@ def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) 
     """
     if uid not in idle:
         return None
+    # The host is idle since the last request of any process, and not since before this one became Ready.
     idle_seconds = min([ready_seconds, *(seconds for seconds in idle.values() if seconds is not None)])
     return max(0.0, IDLE_SECONDS - idle_seconds)
 

@@ -74,13 +74,13 @@ class HostBenchmarks:
         wait_request: Callable[[float], Awaitable[bool]],
         changed: Callable[[Runner], None],
     ) -> None:
-        """Note where the facts come from; nothing is measured before `run`."""
+        """Note where the facts come from, as the class describes them; nothing is measured before `run`."""
         self._runners, self.measurements, self._gate = runners, measurements, gate
         # The host is calm without memory pressure (`read_level`), a hold (`gate`) or an engine that loads (`loads`).
         self._read_level, self._idle_seconds = read_level, idle_seconds
         self._wait_request, self._on_change = wait_request, changed
-        self.loads = LoadQueue()
-        self._woken = asyncio.Event()
+        self.loads = LoadQueue()  # the slot of the one engine that may load
+        self._woken = asyncio.Event()  # set by `wake`, after the change of a process
         self._pauses: dict[str, _Pause] = {}
         """By uid: the pause of a process before its next try."""
         self._engine_versions: dict[tuple[str, str], str] = {}
@@ -107,7 +107,7 @@ class HostBenchmarks:
                 pause = LOOK_SECONDS
             # asyncio.wait_for may lose a cancellation that comes with the wake.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(pause):  # None: until `wake`, however long that takes
                     await self._woken.wait()
 
     async def _measure_due(self) -> float | None:
@@ -137,13 +137,13 @@ class HostBenchmarks:
         # 3. Measure the first of them, if it need not wait for the host to be idle for longer.
         uid, wait_seconds = picked
         if wait_seconds:
-            return wait_seconds
+            return wait_seconds  # until the host has been idle for long enough
         runner = due[uid]
         spec, engine = runner.assignment.spec, await runner.find_engine()
         if engine is None:
             return LOOK_SECONDS
         await self._measure(runner, spec, engine, engine_versions[uid])
-        return 0.0
+        return 0.0  # look for the next process at once
 
     async def _list_unmeasured(self) -> dict[str, str]:
         """Return, by uid, the engine's version of each process that can be measured and is not yet.
@@ -160,7 +160,7 @@ class HostBenchmarks:
             spec, record = runner.assignment.spec, runner.record
             if record is None or not benchmark_policy.is_measurable_spec(spec):
                 continue
-            started_engine = uid, record.started_at
+            started_engine = uid, record.started_at  # one start of an engine, which has one version
             version = self._engine_versions.get(started_engine)
             if version is None:
                 version = await asyncio.to_thread(engine_command.identify_engine, spec)
@@ -168,7 +168,7 @@ class HostBenchmarks:
             tries = self.measurements.count_tries(spec, version)  # None: it is measured
             if tries is not None and tries < benchmark_policy.MOST_TRIES:
                 waiting[uid] = version
-        self._engine_versions = engine_versions
+        self._engine_versions = engine_versions  # without those of engines that are gone
         return waiting
 
     def _is_calm(self) -> bool:
@@ -189,10 +189,10 @@ class HostBenchmarks:
         plan = measurement.plan_one_stream(spec.benchmark, spec.context_length)
         try:
             record = await self._measure_or_give_way(runner, engine, plan)
-        except GaveWay as cause:
+        except GaveWay as cause:  # the host had something else to do
             await asyncio.to_thread(self.measurements.take_back_try, spec)
             log.info("benchmark_gave_way", process=process_name, to=str(cause), retry_seconds=self._pause(uid))
-        except BenchError as error:
+        except BenchError as error:  # the measurement failed
             if benchmark_policy.is_stopped(runner.state):
                 await asyncio.to_thread(self.measurements.take_back_try, spec)
                 log.info("benchmark_gave_way", process=process_name, to="the end of the process", problem=error.message)
@@ -226,7 +226,7 @@ class HostBenchmarks:
 
     def _pause(self, uid: str) -> float:
         """Pause a process before its next try, longer each time; return the seconds."""
-        times = self._pauses[uid].times + 1 if uid in self._pauses else 1
+        times = self._pauses[uid].times + 1 if uid in self._pauses else 1  # tries since the last success
         seconds = benchmark_policy.pause_seconds(times)
         self._pauses[uid] = _Pause(times=times, until=time.monotonic() + seconds)
         return seconds
@@ -270,7 +270,7 @@ class HostBenchmarks:
 
     async def _await_disturbance(self, runner: Runner) -> str:
         """Wait until the host has something else to do; return the reason to give way."""
-        pid = runner.state.pid
+        pid = runner.state.pid  # with another one, the engine was started again
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             if runner.state.pid != pid or not benchmark_policy.is_measurable_engine(runner.state):

@@ -66,7 +66,7 @@ class Measurements:
         is_of_other_version = measurement.engine != engine
         if is_of_other_version:
             return 0
-        return None if measurement.is_current else measurement.tries
+        return None if measurement.is_current else measurement.tries  # is_current: it has the speed of this version
 
     def begin_try(self, spec: MetalProcessSpec, engine: str) -> None:
         """Count a try to measure a process with this version of the engine; blocks while the file is written."""

@@ -37,7 +37,7 @@ async def follow_address(
         return
     problem = ""
     with contextlib.ExitStack() as stack:
-        changed = asyncio.Event()
+        changed = asyncio.Event()  # never set if the kernel cannot be watched: then the interval alone counts
         try:
             changed = stack.enter_context(network.watch_network())
         except OSError as error:
@@ -46,7 +46,7 @@ async def follow_address(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_SECONDS):
                     await changed.wait()
-            await asyncio.sleep(_SETTLE_SECONDS)
+            await asyncio.sleep(_SETTLE_SECONDS)  # changes come in bursts
             changed.clear()
             try:
                 address = await asyncio.to_thread(find_current_address, options, server)

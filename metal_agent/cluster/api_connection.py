@@ -97,7 +97,7 @@ class ObservedTransport(AiohttpTransport):
         try:
             yield
         except Unreachable as error:
-            self._connection.note_failure(error)
+            self._connection.note_failure(error)  # which then is `unreachable`
             raise
 
 

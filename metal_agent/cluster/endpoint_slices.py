@@ -64,7 +64,7 @@ class Freshness(msgspec.Struct):
         is_after_gap = self.renewed_at is None or now.since(self.renewed_at) > _GAP_SECONDS
         if is_after_gap:
             self.has_fresh_list = False
-            self.gap_count += 1
+            self.gap_count += 1  # a list that was requested before is not fresh
         self.renewed_at = now
         return not self.has_fresh_list
 
@@ -173,11 +173,12 @@ class Endpoints:
         watch slices. One is left behind if this agent removed it and it exists. What was written is forgotten for
         both, so that the next `publish` writes anyway. Raises ApiError and Unreachable.
         """
+        # _applied: the slices as this agent wrote them last, by service; None: it removed the slice.
         existing = await self.list_services()
         applied = {service for service, slice_ in self._applied.items() if slice_ is not None}
         removed = self._applied.keys() - applied
         missing, left_behind = applied - existing, removed & existing
-        # All removed slices are forgotten, too: services come and go as long as the agent runs.
+        # Keep those that are written and exist. All removed ones are forgotten: services come and go all the time.
         self._applied = {service: self._applied[service] for service in applied - missing}
         return missing | left_behind
 
@@ -187,17 +188,18 @@ class Endpoints:
         Raises ApiError and Unreachable; Forbidden while the controller has not granted the service or the address to
         this host.
         """
+        # One write of a service at a time, so that an earlier one never overtakes a withdrawal.
         async with self._locks.setdefault(service, asyncio.Lock()):
             wanted = self._build_wanted(service)
             if service in self._applied and self._applied[service] == wanted:
                 return
-            self._applied.pop(service, None)
+            self._applied.pop(service, None)  # unknown until the write below has succeeded
             if wanted is None:
                 await self._remove(service)
             else:
                 await self._apply_or_withdraw(service, wanted)
                 log.info("endpoint_published", service=str(service), conditions=wanted["endpoints"][0]["conditions"])
-            self.refusals.pop(service, None)
+            self.refusals.pop(service, None)  # the API server has accepted it
             self._applied[service] = wanted
 
     async def _apply_or_withdraw(self, service: ObjectKey, wanted: Obj) -> None:
@@ -212,6 +214,7 @@ class Endpoints:
             if earlier.message != error.message:
                 log.warning("endpoint_refused", service=str(service), error=error.message)
             self.refusals[service] = SliceRefusal(error.message, earlier.tries + 1)
+            # The earlier slice, which stays, may be ready: it would still bring requests here.
             if not wanted["endpoints"][0]["conditions"]["ready"]:
                 await self._remove(service)
             raise
@@ -222,7 +225,7 @@ class Endpoints:
             await self._client.apply(ENDPOINT_SLICES, wanted, field_manager=FIELD_MANAGER)
         except Invalid as error:
             # The address type of a slice cannot change: a host that moves between IPv4 and IPv6 needs a new one.
-            if all(field != "addressType" for field, _ in error.causes):
+            if all(field != "addressType" for field, _ in error.causes):  # refused for another reason
                 raise
             await self._remove(service)
             await self._client.apply(ENDPOINT_SLICES, wanted, field_manager=FIELD_MANAGER)

@@ -42,10 +42,10 @@ class HoldEvents:
 
         Raises ApiError and Unreachable; the rest is then sent by the next call.
         """
-        while self._unsent:
+        while self._unsent:  # steps, each with the message of its Event
             oldest = self._unsent[0]
             step, note = oldest
-            event_type, reason, action = _REASONS[step.kind]
+            event_type, reason, action = _REASONS[step.kind]  # such as "Warning", "Evicted" and "Displace"
             about = await self._find_object(step)
             # It stays queued while the API cannot be asked. A full queue may have dropped it meanwhile.
             if self._unsent and self._unsent[0] is oldest:
@@ -59,6 +59,7 @@ class HoldEvents:
         try:
             if runner:
                 return await self._client.get(METAL_PROCESSES, runner.assignment.name, runner.assignment.namespace)
+            # A step without a uid is about the whole host; the process of any other step is gone.
             return None if step.uid else await self._client.get(METAL_HOSTS, self._host)
         except NotFound:
             return None

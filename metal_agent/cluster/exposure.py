@@ -66,6 +66,7 @@ class ServicePorts:
             return self._assigned[service]
         assigned = set(self._assigned.values())
         unassigned = [port for port in self._range if port not in assigned]
+        # _foreign: ports that other programs had when the proxy tried them.
         if self._foreign.issuperset(unassigned):
             # Other programs may have left their ports meanwhile; a port that is still taken is refused again.
             self._foreign.clear()
@@ -123,8 +124,8 @@ class ClusterExposure(ProxyExposure):
     ) -> None:
         """Expose nothing so far: no endpoint is ready before the proxy has answered and the assignments are listed."""
         super().__init__(proxy, runners)
-        self.traffic = TrafficReport(runners, proxy.service_rates)
-        self.freshness = Freshness()
+        self.traffic = TrafficReport(runners, proxy.service_rates)  # of each process, for its status
+        self.freshness = Freshness()  # of the Lease and the assignments: without it no endpoint is ready
         self.suspended: frozenset[str] = frozenset()
         """Uids of processes that run here but are not in the fresh list: about to be removed, and served elsewhere."""
         self.proxied_uids: frozenset[str] | None = None
@@ -136,7 +137,7 @@ class ClusterExposure(ProxyExposure):
         self._problems: dict[ObjectKey, str] = {}
         """The reason why the proxy does not serve a service: it has no port, no token, or cannot bind the port."""
         self._host, self._tls = host, tls
-        self._ports, self._tokens = ports, tokens
+        self._ports, self._tokens = ports, tokens  # of the services: ports on this host, and bearer tokens
 
     def move(self, address: str) -> None:
         """Serve at another address from now on; no endpoint is ready before the proxy listens there."""
@@ -156,6 +157,7 @@ class ClusterExposure(ProxyExposure):
         has_answered_before = self.proxied_uids is not None
         if has_answered_before and not self._proxy.answers:
             return "the proxy of this host does not run; it is started again"
+        # _problems: why the proxy does not serve it. The refusal: why its slice was not written.
         refusal = self.endpoints.refusals.get(service)
         return self._problems.get(service) or (refusal.message if refusal else "")
 
@@ -192,11 +194,11 @@ class ClusterExposure(ProxyExposure):
 
         Until then the proxy accepts their requests.
         """
-        self._is_leaving = True
+        self._is_leaving = True  # from now on no slice is ready
         served = [runners[0].assignment for runners in self.services().values()]
         await asyncio.gather(*(self.withdraw(assignment, timeout_seconds) for assignment in served))
         if served:
-            await asyncio.sleep(LINGER_SECONDS)
+            await asyncio.sleep(LINGER_SECONDS)  # until clients have noticed it
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
         """Send the process no new request, and wait, for a bounded time, until it has none in progress.
@@ -207,7 +209,7 @@ class ClusterExposure(ProxyExposure):
         if not any(runner.state.phase == "Ready" for runner in self.services().get(service, ())):
             linger_seconds = min(LINGER_SECONDS, timeout_seconds)
             await asyncio.sleep(linger_seconds)
-            timeout_seconds -= linger_seconds
+            timeout_seconds -= linger_seconds  # which is a part of the drain
         await super().drain(uid, timeout_seconds)
 
     def _is_served(self, runner: Runner) -> bool:
@@ -225,6 +227,7 @@ class ClusterExposure(ProxyExposure):
         for _ in range(_PORTS_TRIED):  # the last turn's ports, problems and state count
             grouped = self.services()
             ports, problems = self._assign_ports(grouped)
+            # _draining: uids of processes that get no new request.
             config = proxy_config(self.address, grouped, ports, self._draining, self._tls)
             state = await self._proxy.client.configure(config)
             taken = [service.name for service in state.services if service.port_taken]
@@ -234,6 +237,7 @@ class ClusterExposure(ProxyExposure):
             if not taken:
                 break
         self.proxied_uids = reachable_uids(state, self.address)
+        # `error`: why the proxy does not listen there. Such a service has a problem, like one without port or token.
         errors = {listener.name: listener.error for listener in state.services if listener.error}
         unbound = {service: errors[str(service)] for service in ports if str(service) in errors}
         self._problems = problems | unbound
@@ -266,6 +270,7 @@ class ClusterExposure(ProxyExposure):
         2. its engine answers, or it is a predecessor that still serves (see below), and
         3. the proxy serves it, and it is not suspended: running here, but no longer assigned to this host.
         """
+        # `serving` are the uids that fulfil conditions 1 and 3, `ready` those that fulfil 2.
         may_serve = self.freshness.may_serve(read_clocks()) and not self._is_leaving
         serving = (self.proxied_uids or frozenset()) - self.suspended if may_serve else frozenset()
         runners = self.services().get(service, [])

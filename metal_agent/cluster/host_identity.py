@@ -99,7 +99,7 @@ class HostIdentity:
         """Time of the next renewal: now."""
         self._reported_token = ""
         """The last token whose refusal was logged."""
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # held while the identity changes, by a renewal or a join
         self.renewal_problem = ""
         """Why the last renewal failed; empty if it did not."""
 
@@ -120,7 +120,7 @@ class HostIdentity:
 
     def credentials(self) -> Credentials:
         """Return the credentials of this host. Raises CredentialsError."""
-        joined = self._joined
+        joined = self._joined  # host, cluster, and the token in use
         authority = joined.authority.encode() or None
         try:
             tls = build_tls(authority)
@@ -141,8 +141,9 @@ class HostIdentity:
         """
         async with self._lock:
             if await self.authorization() == refused:
-                await self._adopt_joined()
+                await self._adopt_joined()  # a join may have written another one
         header = await self.authorization()
+        # _reported_token: the last one whose refusal was logged.
         if header == refused and self._reported_token != header:
             self._reported_token = header
             log.error("token_refused", host=self.host, expires_at=self.expires_at, advice=advise_rejoin(self.host))
@@ -152,7 +153,7 @@ class HostIdentity:
         """Use a new token, or one that a join wrote meanwhile. Raises ApiError, Unreachable and CredentialsError."""
         granted = await request_token(client, HOSTS_NAMESPACE, self.host, TOKEN_SECONDS)
         async with self._lock:
-            if not await self._adopt_joined():
+            if not await self._adopt_joined():  # else the token of the join counts, and the granted one is dropped
                 await self._store(granted)
         log.info("token_renewed", host=self.host, expires_at=self.expires_at)
 
@@ -170,8 +171,8 @@ class HostIdentity:
                     log.warning("token_renewal_failed", host=self.host, error=str(error))
                 else:
                     failures, self.renewal_problem = 0, ""
-                    continue
-            await asyncio.sleep(min(wait, _CHECK_SECONDS))
+                    continue  # `renew` has set `_due_at` anew
+            await asyncio.sleep(min(wait, _CHECK_SECONDS))  # the machine may sleep: look at the clock often
 
     async def _adopt_joined(self) -> bool:
         """Use the identity that `pomona agent join` has written since, if any; return whether there is one.
@@ -186,6 +187,7 @@ class HostIdentity:
         is_our_own = written in (self._on_disk, self._joined)  # no join has written since
         if written is None or is_our_own:
             return False
+        # Only the token, and the end of its life, may differ.
         with_our_token = structs.replace(written, token=self._joined.token, expires_at=self._joined.expires_at)
         if with_our_token != self._joined:  # host, server or authority differ
             raise CredentialsError(
@@ -208,7 +210,7 @@ class HostIdentity:
             self._on_disk = renewed
         self._joined = renewed
         age_seconds = renewal_seconds(granted.lifetime_seconds)
-        is_written = self._on_disk is renewed
+        is_written = self._on_disk is renewed  # False after an OSError above
         if not is_written:  # the older token on disk may expire long before this one
             age_seconds = min(age_seconds, _UNWRITTEN_SECONDS)
         # No back-off: only its jitter, so that hosts do not renew at the same moment.

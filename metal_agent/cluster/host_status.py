@@ -59,6 +59,7 @@ def build_status(
     return MetalHostStatus(
         address=address,
         reachability_port=reachability_port,
+        # _FACTS: the names of facts that the status has as well.
         **{name: value for name in _FACTS if (value := getattr(facts, name)) is not None},
         core_levels=list(facts.core_levels),
         booted_at=None if booted_at is None else rfc3339(datetime.fromtimestamp(booted_at, UTC)),
@@ -97,6 +98,7 @@ async def report_host(client: Client, host: str, wanted: MetalHostStatus, condit
     """
     observed = await _get_or_create(client, host)
     written = observed.get("status") or {}
+    # _LEAST_CHANGES: the step of each such field.
     body = skip_small_changes(msgspec.to_builtins(wanted), written, _LEAST_CHANGES)
     body["conditions"] = merge_conditions(written.get("conditions", []), conditions, datetime.now(UTC))
     return await apply_status(client, METAL_HOSTS, observed, body, FIELD_MANAGER)

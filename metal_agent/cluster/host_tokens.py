@@ -25,7 +25,7 @@ class HostTokens:
         None if the copy has not arrived, is empty or cannot be read.
         """
         try:
-            token = self.data()[host_secret_key(namespace, name)]
+            token = self.data()[host_secret_key(namespace, name)]  # from the host's Secret
             return base64.b64decode(token, validate=True).decode().strip() or None
         except (KeyError, binascii.Error, UnicodeDecodeError):
             return None

@@ -40,7 +40,7 @@ class ProcessReporter:
         assignment = runner.assignment
         observed = self._store.get(METAL_PROCESSES, assignment.name, assignment.namespace)
         if observed is None or observed["metadata"]["uid"] != assignment.uid:
-            return
+            return  # it is gone, or another one has its name
         body = self._build_status(runner)
         if disruption:
             before = observed.get("status", {}).get("conditions", [])
@@ -49,7 +49,7 @@ class ProcessReporter:
             written = await apply_status(self._client, METAL_PROCESSES, observed, body, FIELD_MANAGER)
         except NotFound:
             return
-        self._store.put(METAL_PROCESSES, written)
+        self._store.put(METAL_PROCESSES, written)  # before the watch brings it
         await self._record_outcome(runner, observed)
 
     def _build_status(self, runner: Runner) -> dict[str, Any]:
@@ -66,13 +66,15 @@ class ProcessReporter:
         problem = self._exposure.find_problem(service)
         if problem and status.phase == "Ready":
             status = msgspec.structs.replace(status, reason="NotExposed", message=problem)
+        # `to_builtins` leaves out a field with its default, as the phase Pending, and a status always has a phase.
         body: dict[str, Any] = {"phase": status.phase, **msgspec.to_builtins(status)}
         return body
 
     async def _record_outcome(self, runner: Runner, observed: Obj) -> None:
         """Send an Event if the process has reached an outcome that was not sent yet."""
         state = runner.state
-        outcome = f"{state.phase} {state.reason} {state.failures}"
+        outcome = f"{state.phase} {state.reason} {state.failures}"  # the next failure is another outcome
+        # _OUTCOMES: Ready, Stopped, Failed and Rejected.
         if state.phase in _OUTCOMES and self._recorded.get(runner) != outcome:
             event_type: EventType = "Normal" if state.phase in {"Ready", "Stopped"} else "Warning"
             note = state.message or f"{state.phase} on host {self._host}"

@@ -59,7 +59,7 @@ class ReachabilityListener:
         if port == self.port and self._listener:
             self._listener.unbind()
             self._set_port(None)
-            self._must_rebind.set()
+            self._must_rebind.set()  # wakes `run`
 
     async def run(self) -> None:
         """Answer with the host's name on a spare port until cancelled; listen elsewhere when that has to change.
@@ -72,7 +72,7 @@ class ReachabilityListener:
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if listener else _RETRY_SECONDS):
-                        await self._must_rebind.wait()
+                        await self._must_rebind.wait()  # set by `move` and `give_up`
             finally:
                 if listener:
                     listener.unbind()

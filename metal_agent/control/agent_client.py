@@ -37,7 +37,7 @@ class AgentClient(ControlClient):
                 f"process {self._peer_pid} of uid {uid} answers at {self.socket}, whose folder is of uid {owner}: end "
                 "it, or remove the socket"
             )
-        if self._only_pid is not None and self._peer_pid != self._only_pid:
+        if self._only_pid is not None and self._peer_pid != self._only_pid:  # the pid that the service manager names
             raise ControlRefusedError(
                 f"process {self._peer_pid} answers at {self.socket}, and the agent of the service is process "
                 f"{self._only_pid}: end the former"

@@ -39,7 +39,7 @@ def serve_control(folder: Path, status: Callable[[], AgentStatus], stop: asyncio
     """
 
     def begin(exchange: Exchange) -> None:
-        """Answer one call."""
+        """Answer one call, by the `status` and `stop` that `serve_control` was given; the listener calls it."""
         match exchange.head.method, exchange.head.path:
             case "GET", "/status":
                 _respond(exchange, status())

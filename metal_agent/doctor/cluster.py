@@ -53,6 +53,7 @@ def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
     """Check that the API server answers, and that its clock agrees with ours. `system` is sys.platform."""
     if error := answer.error:
         detail = f"{answer.server}: {error.strerror or str(error) or type(error).__name__}"
+        # macOS answers so when its Local Network privacy denies a program the local network.
         is_denied = system == "darwin" and error.errno == errno.EHOSTUNREACH
         return [Finding("API server", "problem", detail, _LOCAL_NETWORK_FIX if is_denied else _NETWORK_FIX)]
     skew = answer.skew_seconds
@@ -104,8 +105,10 @@ def check_address(address: str, interfaces: Mapping[str, str]) -> Finding:
         fix = "start the agent with --address and an address of this machine"
         return Finding("address", "problem", f"{address} is no address of this machine", fix)
     detail = f"{address} of {interface}"
+    # Addresses of other interfaces that other machines may reach.
     usable = {other: name for other, name in interfaces.items() if other != address and _is_usable(other)}
     others = ", ".join(f"{other} of {name}" for other, name in usable.items())
+    # _TUNNELS: beginnings of the names of interfaces that nodes of a cluster rarely reach, such as utun.
     if interface.startswith(_TUNNELS) and others:
         return Finding("address", "warning", detail, f"if the cluster is not on that tunnel: --address, of {others}")
     return Finding("address", "ok", detail)

@@ -38,9 +38,9 @@ def list_engines() -> list[InstalledEngine]:
     """Return the engines of this host. Blocks for seconds: each is asked for its version."""
     engines = []
     for name, runtime in RUNTIMES.items():
-        if not (runtime.on_hosts and runtime.installed()):
+        if not (runtime.on_hosts and runtime.installed()):  # on_hosts: False if it runs in pods only
             continue
-        launch = runtime.launch
+        launch = runtime.launch  # None for a daemon, which its owner starts
         command = launch.command() if launch else None
         program = command[0] if command else ""
         quarantined = sys.platform == "darwin" and bool(program) and mac_settings.is_quarantined(program)
@@ -64,7 +64,7 @@ def _read_version(package: str, program: str) -> str:
 
     The package counts for an engine in Pomona's own environment. A daemon has neither.
     """
-    if not program or _is_ours(program):
+    if not program or _is_ours(program):  # without a program, it is a daemon
         try:
             return metadata.version(package) if package else ""
         except metadata.PackageNotFoundError:
@@ -132,7 +132,7 @@ async def check_llama(folder: Path) -> list[Finding]:
 
 def check_device(text: str, metal_facts: metal.Metal) -> Finding:
     """Check the device that llama.cpp sees; without one it would silently serve on the processor."""
-    device = _DEVICE.search(text)
+    device = _DEVICE.search(text)  # the line with the name of a device and its memory in MiB
     mib = None if metal_facts.working_set_bytes is None else metal_facts.working_set_bytes // _MIB
     expected = f"the GPU, with Metal's working set of {mib} MiB"
     holds = device is not None and int(device["mib"]) == mib

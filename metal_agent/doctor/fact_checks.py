@@ -100,6 +100,7 @@ def _check_process() -> list[Finding]:
 
 def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
     """Check the facts that only a Mac has: what the agent reads from the system against what a tool of macOS prints."""
+    # `values`, `memory_of_tool`, `swap`, `level` and `displays` come from tools, the rest is what the agent reads.
     registry, metal_facts = gpu.read(), metal.read()
     values = macos.parse_sysctl(output_or_empty("/usr/sbin/sysctl", _LEVEL_SYSCTL, "vm.swapusage"))
     memory, memory_of_tool = libsystem.memory_use(), macos.parse_vm_stat(output_or_empty(*macos.VM_STAT))
@@ -124,7 +125,9 @@ def _check_working_set(facts: HostFacts, working_set: int | None) -> Finding:
     The working set is the memory that the GPU may use. A limit that its owner has set is reported exactly; else the
     rule may err by an eighth of the memory: it assumes 74 %, but some Macs have 84 %.
     """
+    # The rule depends on the version of macOS, the last word of `facts.os`.
     derived = macos.working_set_bytes(facts.memory_bytes, facts.wired_limit_bytes, (facts.os or "").rpartition(" ")[2])
+    # With a tolerance of 1 both must be equal.
     tolerance = 1 if facts.wired_limit_bytes is not None else (facts.memory_bytes or 0) // 8
     finding = check_near("Metal's working set", working_set, derived, "the rule for this macOS", tolerance)
     share = (working_set or 0) / (facts.memory_bytes or 1)

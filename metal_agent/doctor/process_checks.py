@@ -75,6 +75,7 @@ async def check_adopted_server(folder: Path) -> list[Finding]:
     A Python process plays the earlier agent: it starts the server, prints the server's identity and ends. The server
     runs behind a shell, as that of Homebrew and others does.
     """
+    # _IN_PYTHON is the program of the server, _PREDECESSOR that of the earlier agent.
     # `"$@"; :` runs the words after it and does not end by exec, so that the shell stays around the server.
     server = ("/bin/sh", "-c", '"$@"; :', "sh", sys.executable, "-P", "-c", _IN_PYTHON, str(folder / _SOCKET))
     predecessor = (sys.executable, "-P", "-c", _PREDECESSOR, str(folder), *server)
@@ -100,6 +101,7 @@ async def _check_server(process: NativeProcess, folder: Path) -> list[Finding]:
     checked.
     """
     port = (await _await_line(folder / _LOG, "port")).split()[1]
+    # The processes behind the shell: the server is one of them.
     family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(folder / _SOCKET))
@@ -128,6 +130,7 @@ async def _check_server(process: NativeProcess, folder: Path) -> list[Finding]:
 async def check_metal_memory(folder: Path) -> list[Finding]:
     """Check that GPU memory of a Mac is in the footprint of its process and in the kernel's count for all processes."""
     log_path = folder / "metal.log"
+    # _IN_METAL: a server that makes a Metal buffer of _HELD_BYTES while a client is connected.
     argv = (sys.executable, "-P", "-c", _IN_METAL, str(folder / "metal.sock"))
     async with _ending_on_exit(spawn_process(argv, os.environ, log_path, folder)) as process:
         port = (await _await_line(log_path, "port")).split()[1]
@@ -148,13 +151,14 @@ async def check_killed_child(folder: Path) -> list[Finding]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # _STUBBORN: a shell that ignores SIGTERM. It inherits the descriptor, and with it the lock.
         process = spawn_process(_STUBBORN, os.environ, log_path, folder, [descriptor])
     finally:
-        os.close(descriptor)
+        os.close(descriptor)  # from here on only the child has the lock
     async with _ending_on_exit(process):
         await _await_line(log_path, "ready")
         is_kept = _is_locked(path)
-        await process.end(0.2)
+        await process.end(0.2)  # SIGTERM, and SIGKILL 0.2 s later
         signal = (await process.wait()).signal
     is_free = await _wait_until(lambda: not _is_locked(path))
     kept = f"kept: {is_kept}, given back: {is_free}"
@@ -189,7 +193,7 @@ def _check_mark(family: list[int], folder: Path) -> Finding:
 def _check_growth(name: str, before: int | None, after: int | None) -> Finding:
     """Check that a footprint has grown by the memory that was allocated."""
     grown = None if before is None or after is None else after - before
-    holds = grown is not None and _HELD_BYTES <= grown < 1.2 * _HELD_BYTES
+    holds = grown is not None and _HELD_BYTES <= grown < 1.2 * _HELD_BYTES  # what the server allocates
     text = None if grown is None else f"{grown // _MIB} MiB"
     return check_value(name, text, f"{_HELD_BYTES // _MIB} MiB or a little more", holds=holds)
 
@@ -212,7 +216,7 @@ async def _allocated(port: str) -> AsyncIterator[None]:
     """
     async with asyncio.timeout(_PATIENCE_SECONDS):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
-        await reader.readexactly(len(b"held"))
+        await reader.readexactly(len(b"held"))  # the memory is allocated now
     try:
         yield
     finally:

@@ -78,6 +78,7 @@ async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = Fa
         work_folder: as a real and short path, since a socket is made in it.
         deep: check the tools, processes, sockets and memory of this machine, too; this takes 256 MiB for a moment.
     """
+    # First, as the check of the firewall depends on it.
     in_cluster = await _run_check("cluster", lambda: _check_cluster(checked))
     is_reached = any(finding.name == cluster.REACHED and finding.verdict == "ok" for finding in in_cluster)
     checks: list[tuple[str, Check]] = [
@@ -89,7 +90,7 @@ async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = Fa
         checks.append(("llama.cpp", lambda: engines.check_llama(work_folder)))
     gathered = await asyncio.gather(*(_run_check(name, check) for name, check in checks))
     findings = [*(finding for findings in gathered for finding in findings), *in_cluster]
-    # One after the other: they measure times and memory.
+    # One after the other: they measure times and memory. An error in one of them is a problem of this machine.
     for name, deep_check in _DEEP_CHECKS if deep else ():
         findings += await _run_check(name, functools.partial(deep_check, work_folder), verdict="problem")
     return findings

@@ -64,7 +64,7 @@ class HoldGate:
     def __init__(self, runners: Mapping[str, HoldableProcess]) -> None:
         """Begin without sources: nothing is held."""
         self._runners = runners
-        self._sources: list[HoldSource] = []
+        self._sources: list[HoldSource] = []  # such as memory pressure; the most important first
         self._sent_holds: dict[str, Held | None] = {}
         """The hold that was last sent to each process, by uid."""
 
@@ -79,6 +79,7 @@ class HoldGate:
 
     def refresh(self) -> None:
         """Send each process its hold if that has changed. A source calls it after each change of its own."""
+        # _sent_holds: by uid, the hold that was sent last; None: it is not held.
         self._sent_holds = {uid: hold for uid, hold in self._sent_holds.items() if uid in self._runners}
         for uid, runner in self._runners.items():
             hold = self._find_hold(uid)
@@ -97,7 +98,7 @@ class HoldGate:
 
         That is DisruptionTarget of the MetalProcess, without lastTransitionTime, by the most important source.
         """
-        for source in self._sources:
+        for source in self._sources:  # the most important one first
             if hold := source.find_displacement(process):
                 return {"type": DISRUPTION_TARGET, "status": "True", "reason": hold.reason, "message": hold.message}
         return None

@@ -152,6 +152,7 @@ def step_source(state: SourceState, signal: Signal | None, seconds: float, sourc
     """
     if signal is None:
         return state
+    # The signal that contradicts the present state.
     opposite_signal = "free" if state.holds else "hold"
     if signal != opposite_signal:
         return replace(state, contradicted_seconds=None)

@@ -51,15 +51,15 @@ def step_pause(
         canceled = [HoldAction("cancel", uid) for uid in sorted(state.displacing)]
         return PauseState(), (*canceled, HoldAction("resume"))
     actions: list[HoldAction] = [] if state.is_paused else [HoldAction("pause")]
-    displacing: dict[str, float] = {}
+    displacing: dict[str, float] = {}  # by uid, the seconds so far
     evicted = set(state.evicted)
     for candidate in candidates:
         uid = candidate.uid
         if not candidate.is_running or (candidate.is_protected and not pauses_critical):
-            continue
-        is_new = uid not in state.displacing
+            continue  # it keeps no memory, or may stay
+        is_new = uid not in state.displacing  # it is displaced from now on
         displaced_seconds = 0.0 if is_new else state.displacing[uid] + seconds
-        is_overdue = displaced_seconds >= DISPLACEMENT_SECONDS
+        is_overdue = displaced_seconds >= DISPLACEMENT_SECONDS  # no other host took it
         # An earlier agent recorded the eviction and ended before it; an engine that loads has no request to lose.
         was_evicted_before = uid in evicted
         if was_evicted_before or candidate.stage == "loading" or is_overdue:

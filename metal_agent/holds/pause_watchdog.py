@@ -102,7 +102,7 @@ class PauseWatchdog:
         self._sampled_at: float | None = None
         self.state = PauseState(
             is_paused=bool(record.sources),
-            displacing=dict.fromkeys(record.displacing, 0.0),
+            displacing=dict.fromkeys(record.displacing, 0.0),  # their time begins anew
             evicted=frozenset(record.evicted),
         )
         gate.add(self)
@@ -116,7 +116,7 @@ class PauseWatchdog:
         """Take one sample, decide, write the decisions to disk, and perform the actions that follow from them."""
         sample = await asyncio.to_thread(self._read, self._policy.sources)
         now = time.monotonic()
-        before = now if self._sampled_at is None else self._sampled_at
+        before = now if self._sampled_at is None else self._sampled_at  # the first sample counts no time
         seconds = min(now - before, owner_policy.LONGEST_STEP_SECONDS)  # a machine that slept took no samples
         self._sampled_at = now
         self._step_sources(sample, seconds)  # which updates `_held_since`
@@ -130,6 +130,7 @@ class PauseWatchdog:
         )
         sources = {str(source): since for source, since in self._held_since.items()}
         record = PauseRecord(sources, tuple(self.state.displacing), evicted=tuple(sorted(self.state.evicted)))
+        # First, so that a later agent finishes the actions if this one ends here.
         self._written = await save_record(self._path, record, self._written)
         for action in actions:
             self._perform(action)
@@ -153,6 +154,7 @@ class PauseWatchdog:
         awaits_end_of_pause = not state.exists
         if not (uid in self.state.displacing or uid in self.state.evicted or awaits_end_of_pause):
             return None
+        # _EVICTED: the pause has stopped its engine. _HELD: none was started. _DISPLACED: it serves on.
         message_without_engine = _EVICTED if uid in self.state.evicted else _HELD
         message = _DISPLACED if state.phase == "Ready" else message_without_engine
         return Held(HOST_PAUSED, self._explain(message))
@@ -170,8 +172,8 @@ class PauseWatchdog:
         if not self._is_pausing:
             message = "engines are started as they are assigned"
             return {"type": PAUSED, "status": "False", "reason": "NotPaused", "message": message}
-        first = next((source for source in REASONS if source in self._held_since), None)
-        reason = REASONS[first] if first else "Resuming"
+        first = next((source for source in REASONS if source in self._held_since), None)  # the most important one
+        reason = REASONS[first] if first else "Resuming"  # no source holds any more: the pause is ending
         return {"type": PAUSED, "status": "True", "reason": reason, "message": self._describe()}
 
     @property
@@ -197,6 +199,7 @@ class PauseWatchdog:
         for source, before in self._sources.items():
             signal = owner_policy.judge_sample(self._policy, source, sample)
             after = self._sources[source] = owner_policy.step_source(before, signal, seconds, source)
+            # _held_since: by source that holds, the time since when.
             if after.holds and not before.holds:
                 self._held_since[source] = rfc3339(sample.moment)
             if before.holds and not after.holds:
@@ -209,5 +212,6 @@ class PauseWatchdog:
         if action.kind == "evict":
             self._gate.evict(action.uid, Evicted(HOST_PAUSED, self._explain(_EVICTED), is_urgent=False))
         log.info("pause_action", action=action.kind, uid=action.uid)
+        # The message names the reasons of the owner, unless there are none any more.
         note = _NOTES[action.kind]
         self._on_action(action, self._explain(note) if self._held_since else note)

@@ -41,6 +41,7 @@ class QuietHours(msgspec.Struct, frozen=True):
         minute, day = local.hour * 60 + local.minute, local.weekday()
         if self.first_minute < self.end_minute:
             return day in self.days and self.first_minute <= minute < self.end_minute
+        # Over midnight: the hours began today, or yesterday and have not ended yet.
         began_today = day in self.days and minute >= self.first_minute
         return began_today or ((day - 1) % len(DAYS) in self.days and minute < self.end_minute)
 

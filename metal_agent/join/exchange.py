@@ -50,12 +50,12 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
     Raises:
         JoinError: the folder belongs to another host or cannot be used, or the code cannot be redeemed.
     """
-    _check_folder(folder, code)
+    _check_folder(folder, code)  # step 1
     credentials = _build_code_credentials(code)
     # Without a credential: nothing secret is sent to a server before its certificate was checked.
     await _check_server(replace(credentials, identity=StaticToken(None)))
     async with connect(credentials) as client:
-        first_token = await _redeem(client, code)
+        first_token = await _redeem(client, code)  # step 2
     first = JoinedHost(
         host=code.host,
         server=code.server,
@@ -64,7 +64,7 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
         authority=code.authority_pem,
         tls_server_name=code.tls_server_name,
     )
-    joined = await _request_own_token(first, replace(credentials, identity=StaticToken(first_token)))
+    joined = await _request_own_token(first, replace(credentials, identity=StaticToken(first_token)))  # step 3
     try:
         host_identity.write_joined_host(folder, joined)
     except OSError as error:
@@ -175,6 +175,7 @@ async def _request_own_token(joined: JoinedHost, credentials: Credentials) -> Jo
             f"{joined.host}`"
         ) from error
     except (ApiError, Unreachable) as error:
+        # The first token ends soon: the agent replaces it when it starts.
         log.warning("first_token_kept", host=joined.host, expires_at=joined.expires_at, error=str(error))
         return joined
     return msgspec.structs.replace(joined, token=granted.token, expires_at=granted.expires_at)

@@ -33,6 +33,7 @@ def host_account(host: str) -> Obj:
 
 def host_rights(host: str, audiences: Iterable[str]) -> tuple[tuple[Resource, Obj], ...]:
     """Return the rights of a host; `audiences` are those of the API server, for which alone it may request tokens."""
+    # _rule: the API group, the resource, the name of the one object, and the verbs.
     rules = [
         # The copy of the tokens that its processes need, and no other Secret.
         _rule("", "secrets", host, "get", "list", "watch"),
@@ -43,6 +44,7 @@ def host_rights(host: str, audiences: Iterable[str]) -> tuple[tuple[Resource, Ob
         # The policy pomona-host-tokens asks for this.
         {"apiGroups": [GROUP], "resources": ["metalhosts/audience"], "resourceNames": [*audiences], "verbs": ["use"]},
     ]
+    # A Role of its own in the namespace of hosts, and the one ClusterRole of all hosts.
     binding = _binding("ClusterRole", AGENT_ROLE, host)
     return (
         (ROLES, {"metadata": _metadata(host), "rules": rules}),
@@ -69,7 +71,7 @@ def code_account(host: str, template_uid: str) -> Obj:
 
 
 def code_rights(host: str, template_uid: str) -> tuple[tuple[Resource, Obj], ...]:
-    """Return the one right of a join code, to delete its PodTemplate, with which it is collected as garbage."""
+    """Return Role and RoleBinding of a join code: it may only delete its PodTemplate, which deletes both as well."""
     name, metadata = join_code_name(host), _code_metadata(host, template_uid)
     return (
         (ROLES, {"metadata": metadata, "rules": [_rule("", "podtemplates", name, "delete")]}),

@@ -96,22 +96,22 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
     address = check_server(server or credentials.server)
     authority = _read_authority(credentials)
     name = join_code_name(host)
-    await _delete_leftover(client, name)
-    await client.apply(SERVICE_ACCOUNTS, host_account.host_account(host), field_manager=CLI_FIELD_MANAGER)
+    await _delete_leftover(client, name)  # step 1
+    await client.apply(SERVICE_ACCOUNTS, host_account.host_account(host), field_manager=CLI_FIELD_MANAGER)  # step 2
     first = await request_token(client, HOSTS_NAMESPACE, host, _FIRST_TOKEN_SECONDS)
     # Nothing but the API server's own answer tells its audiences.
     for resource, obj in host_account.host_rights(host, first.audiences):
         await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
-    claims, _, signature = first.token.rpartition(".")
-    template = await client.create(POD_TEMPLATES, host_account.join_template(host, claims))
+    claims, _, signature = first.token.rpartition(".")  # a JWT: HEAD.PAYLOAD.SIGNATURE
+    template = await client.create(POD_TEMPLATES, host_account.join_template(host, claims))  # step 3
     uid = template["metadata"]["uid"]
     try:
         # Created, so that it is never that of another invitation of this host at this moment.
-        await client.create(SERVICE_ACCOUNTS, host_account.code_account(host, uid))
+        await client.create(SERVICE_ACCOUNTS, host_account.code_account(host, uid))  # step 4
         for resource, obj in host_account.code_rights(host, uid):
             await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
         granted = await request_token(client, HOSTS_NAMESPACE, name, CODE_SECONDS)
-        await _await_token_policy(credentials, name, granted.token)
+        await _await_token_policy(credentials, name, granted.token)  # step 5
     except BaseException:
         # What stays is replaced by the next code, and no one has a token of it. It may be replaced already.
         with contextlib.suppress(ApiError, Unreachable):
@@ -186,10 +186,10 @@ async def _await_token_policy(credentials: Credentials, name: str, token: str) -
         while True:
             last_answer = "it shows it"  # unless the call raises
             try:
-                await client.take(POD_TEMPLATES, name, HOSTS_NAMESPACE, dry_run=True)
+                await client.take(POD_TEMPLATES, name, HOSTS_NAMESPACE, dry_run=True)  # deletes nothing
             except Forbidden as error:
                 if _POLICY_TEXT in error.message:
-                    return
+                    return  # it is the policy that refuses
                 last_answer = error.message
             except ApiError as error:
                 last_answer = str(error)

@@ -69,7 +69,7 @@ def decode_join_code(text: str) -> JoinCode:
         JoinCodeError: it is no code, it is damaged or cut off, or another version of Pomona wrote it.
     """
     compact = "".join(text.split())
-    family = _FAMILY.match(compact)
+    family = _FAMILY.match(compact)  # the prefix of a code of any format
     if family is None:
         raise JoinCodeError(
             f"this is no join code, which begins with {PREFIX!r}: copy the whole line that `pomona host join` printed"

@@ -103,6 +103,7 @@ def _understated(spec: MetalProcessSpec, needed: Estimate) -> Refused:
 
 def explain_artifact_error(source: str, error: ArtifactError) -> Refused | Failed:
     """Return the outcome for an artifact error: a file that is missing on this host may be on another one."""
+    # _FILE_REASONS: the reasons for a file that is missing, or outside of the allowed folder.
     if scheme_of(source) == "file" and error.reason in _FILE_REASONS:
         return Refused(_FILE_REASONS[error.reason], error.message)
     pause = error.retry_after_seconds

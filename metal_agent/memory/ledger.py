@@ -40,6 +40,7 @@ def budget_bytes(facts: HostFacts, owner_bytes: int | None) -> int | None:
         return None
     limits = [facts.model_memory_bytes if metal_limit is None else metal_limit]
     if facts.memory_bytes is not None:
+        # 4 GiB, or a quarter of a small host; then 8 % of all memory if that is more.
         least_system_bytes = min(_SYSTEM_BYTES, facts.memory_bytes * _SMALL_SYSTEM_SHARE)
         system_bytes = max(least_system_bytes, facts.memory_bytes * _SYSTEM_SHARE)
         limits.append(int(facts.memory_bytes - system_bytes))
@@ -71,7 +72,7 @@ class Ledger(msgspec.Struct):
     def reserve(self, uid: str, memory_bytes: int) -> str:
         """Reserve memory for `uid` once; returns a message if it does not fit, else an empty string."""
         if uid in self.reserved:
-            return ""
+            return ""  # it has its memory already
         available = self.available_bytes
         if memory_bytes > available:
             others = f", {size_text(self.others_bytes)} of it in use by other programs" if self.others_bytes else ""
@@ -98,7 +99,7 @@ class Ledger(msgspec.Struct):
         It always moves a little, so a change counts only from 256 MiB on, or if the excess is gone. If it has fallen,
         more can be reserved: `freed` is called.
         """
-        before_bytes = self.others_bytes
+        before_bytes = self.others_bytes  # as noted last
         if excess_bytes == 0 or abs(excess_bytes - before_bytes) >= _STEP_BYTES:
             self.others_bytes = excess_bytes
         if self.others_bytes < before_bytes:

@@ -67,6 +67,7 @@ class Peaks:
         has_risen = [self._note(run, identify_serving(spec), used) for run, (spec, used) in used_by_run.items()]
         if not any(has_risen) or self._path is None:
             return
+        # _runs: by key, the last runs of engines that serve the same; the key that was used last is at its end.
         while len(self._runs) > _MAX_ENTRIES:
             self._runs.pop(next(iter(self._runs)))  # the one that was noted first
         try:
@@ -77,7 +78,8 @@ class Peaks:
     def _note(self, run_name: str, key: str, used_bytes: int) -> bool:
         """Note the memory of a run; return True if the run is new, or its peak has risen by 1 % or more.
 
-        A smaller rise changes nothing. Of each key (see `identify_serving`) the last `RUNS` runs are kept.
+        A smaller rise changes nothing. `key` is what the engine serves (see `identify_serving`): the last `RUNS` runs
+        of each key are kept. `run_name` is one start of the engine.
         """
         runs = self._runs.get(key, [])
         previous = next((run for run in runs if run.started == run_name), None)
@@ -94,7 +96,8 @@ def identify_serving(spec: MetalProcessSpec) -> str:
     """Return the key of everything that determines memory use: artifacts, runtime and options, but not the service."""
     artifacts = [spec.artifact, *(further.artifact for further in spec.further_artifacts)]
     defaults, stated = stated_options(ServingOptions()), stated_options(spec)
-    # An option with its default is left out, so that an option that is added changes no key.
+    # An option with its default is left out, so that an option that is added changes no key. _FREE_OPTIONS are those
+    # that take no memory.
     options = {name: value for name, value in stated.items() if name not in _FREE_OPTIONS and value != defaults[name]}
     identity = [[_digest(artifact) for artifact in artifacts], spec.runtime, options]
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()

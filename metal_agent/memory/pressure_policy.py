@@ -152,6 +152,7 @@ def step(
     # A machine that slept took no sample: a long gap counts as a few seconds.
     state = _advance_clocks(state, level, min(gap, _LONGEST_STEP_SECONDS), candidates)
     if not state.is_under_pressure:
+        # Pressure begins once the level has been bad for some seconds.
         return _begin_pressure(state) if _must_hold(state) else _return_evicted(state, candidates)
     is_calm = state.normal_seconds is not None and state.normal_seconds >= state.needed_calm_seconds
     if is_calm:
@@ -183,11 +184,11 @@ def _advance_clocks(
         warn_seconds=advance(state.warn_seconds, goes_on=level != "normal"),
         critical_seconds=advance(state.critical_seconds, goes_on=level == "critical"),
         normal_seconds=advance(state.normal_seconds, goes_on=level == "normal"),
-        displacing_seconds=state.displacing_seconds + seconds,
+        displacing_seconds=state.displacing_seconds + seconds,  # of the present displacement
         since_ending_seconds=0.0 if is_ending and not is_stuck else state.since_ending_seconds + seconds,
         ending_seconds=ending_seconds,
-        since_return_seconds=state.since_return_seconds + seconds,
-        since_over_seconds=state.since_over_seconds + seconds,
+        since_return_seconds=state.since_return_seconds + seconds,  # since an evicted process started again
+        since_over_seconds=state.since_over_seconds + seconds,  # since the last pressure ended
     )
 
 
@@ -234,19 +235,19 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
         # The process runs elsewhere now, or ended by itself.
         state = replace(state, displacing=None)
     unfinished = next((uid for uid in state.evicted if uid in running), None)
-    if unfinished is not None:
+    if unfinished is not None:  # step 1
         # An earlier agent recorded this eviction, and ended before it evicted the process.
         return state, (HoldAction("evict", unfinished),)
     draining = [candidate for candidate in candidates if candidate.stage == "draining"]
     is_ending = any(candidate.stage == "ending" for candidate in candidates)
     must_await_end = is_ending and state.ending_seconds <= ENDING_SECONDS
-    if state.is_critical and draining and not must_await_end:
+    if state.is_critical and draining and not must_await_end:  # step 2
         # A draining process is about to end anyway, so its loss matters less than that of any other.
         return state, (HoldAction("hasten", max(draining, key=_displacement_key).uid),)
     is_normal, has_settled = state.normal_seconds is not None, state.since_ending_seconds >= SETTLE_SECONDS
-    if is_normal or not has_settled:
+    if is_normal or not has_settled:  # step 3
         return state, ()
-    if state.displacing is not None:
+    if state.displacing is not None:  # step 4
         return _follow_up_displacement(state, running[state.displacing])
     return _pick_for_displacement(state, list(running.values()))
 
@@ -272,12 +273,13 @@ def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandi
     if state.is_critical:
         eligible = running
     elif state.warn_seconds is not None and state.warn_seconds >= DISPLACE_AFTER_SECONDS:
-        unprotected = [candidate for candidate in running if not candidate.is_protected]
+        unprotected = [candidate for candidate in running if not candidate.is_protected]  # nor of priority critical
         eligible = [candidate for candidate in unprotected if candidate.uid not in state.found_no_host]
     else:
         return state, ()
     if not eligible:
         return state, ()
+    # The greatest key: unprotected first, then the least priority, the longest idle, the most memory.
     uid = max(eligible, key=_displacement_key).uid
     return replace(state, displacing=uid, displacing_seconds=0.0), (HoldAction("displace", uid),)
 
@@ -288,7 +290,7 @@ def _return_evicted(state: PressureState, candidates: Sequence[EvictionCandidate
     One at a time, with a pause between two: each engine must have shown how much memory it takes. A process whose
     evicted engine has not ended yet (`absent`: it has none) does not return.
     """
-    stages = {candidate.uid: candidate.stage for candidate in candidates}
+    stages = {candidate.uid: candidate.stage for candidate in candidates}  # by uid: absent, loading, ...
     returning = next((uid for uid in reversed(state.evicted) if stages.get(uid) == "absent"), None)
     is_calm = state.normal_seconds is not None and state.since_return_seconds >= RETURN_SECONDS
     is_ending = state.since_ending_seconds == 0  # the clock stands at 0 while an engine ends

@@ -89,6 +89,7 @@ class PressureWatchdog:
         self._ledger, self._on_action = ledger, on_action
         self._read, self._idle_seconds = read, idle_seconds
         # Go on where the agent before ended: what it evicted stays evicted.
+        # _written: the record as it is on disk. `state` has its decisions, and clocks that begin anew.
         self._written = durable.read(path, PressureRecord) or PressureRecord()
         self.state = msgspec.convert(self._written, PressureState, from_attributes=True)
         self.level: PressureLevel | None = None
@@ -116,7 +117,7 @@ class PressureWatchdog:
             log.info("pressure_level_changed", pressure=reading.level, available_bytes=reading.available_bytes)
         self.level = reading.level
         self._has_level = self._has_level or reading.level is not None
-        is_calm = reading.level in {None, "normal"}
+        is_calm = reading.level in {None, "normal"}  # None: the system reports no level
         if self._is_first_sample and is_calm and not (self.state.evicted or self.state.displacing):
             self.state = replace(self.state, is_under_pressure=False)  # it ended while no agent ran
         self._is_first_sample = False
@@ -166,7 +167,7 @@ class PressureWatchdog:
         if uid == self.state.displacing and state.phase == "Ready":
             return events.Held(MEMORY_PRESSURE, _DISPLACED)
         if uid == self.state.displacing or uid in self.state.evicted or state.awaits_release:
-            return self.find_hold(uid)
+            return self.find_hold(uid)  # the reason; None if this pressure does not hold it
         return None
 
     def list_holds(self) -> list[HostHold]:
@@ -176,7 +177,7 @@ class PressureWatchdog:
     def _perform(self, action: HoldAction) -> None:
         """Count, log and report one action, and perform an eviction; other holds are sent by `HoldGate.refresh`."""
         if action.kind == "hold":
-            self._pressure_since = datetime.now(UTC)
+            self._pressure_since = datetime.now(UTC)  # for `list_holds`
         elif action.kind in {"evict", "hasten"}:
             self._gate.evict(action.uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
         self.action_counts[action.kind] += 1

@@ -62,10 +62,12 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
 
 def build_process_serving(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
     """Return the `Serving` of the engine of this process: `model` is a path, or a source that its daemon fetches."""
+    # further_artifacts: what the model is served with, such as a draft model or an adapter; `further` are their paths.
     companions = [
         CompanionFile(role=artifact.role, path=str(path), scale=artifact.scale)
         for artifact, path in zip(spec.further_artifacts, further, strict=True)
     ]
+    # on_device: a Mac has the whole model in the memory of its GPU; elsewhere the engine may choose.
     tokens, on_device = spec.draft_max_tokens, sys.platform == "darwin"
     return Serving(spec.service_name, model, spec, companions, draft_max_tokens=tokens, on_device=on_device)
 
@@ -88,6 +90,7 @@ def find_obstacle(spec: MetalProcessSpec, headers: Sequence[GGUF] = ()) -> str |
     """
     further = spec.further_artifacts
     source = parse(spec.artifact.source, spec.artifact.files)
+    # Before the fetch there are no headers: then the spec alone is judged.
     demand = RuntimeDemand(
         format="mlx" if source.is_folder and not source.is_gguf else "gguf",
         accelerator="metal",

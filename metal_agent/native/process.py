@@ -85,7 +85,7 @@ class NativeProcess(EngineHandle):
     async def end(self, grace_seconds: float, *, even_if_shared: bool = False) -> None:  # noqa: ARG002 - never shared
         """Send SIGTERM to the group, then SIGKILL if the process still runs after the grace; return when it is gone."""
         if not self._exit.done():
-            _signal_group(self.pid, signal.SIGTERM)
+            _signal_group(self.pid, signal.SIGTERM)  # the engine and its children
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 await self.wait()
@@ -120,7 +120,7 @@ class NativeProcess(EngineHandle):
                 self._loop.call_later(_REAP_SECONDS, self._reap)
                 return
             engine_exit = _read_exit(status)
-        if not self._exit.done():
+        if not self._exit.done():  # _exit: what `wait` returns
             self._exit.set_result(engine_exit)
 
     def _close_watch(self) -> None:
@@ -155,9 +155,9 @@ def spawn_process(
         list(argv),
         {**environment, OWNER_VARIABLE: str(owner)},
         file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),  # standard input: none
             (os.POSIX_SPAWN_OPEN, 1, _prepare_log(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
+            (os.POSIX_SPAWN_DUP2, 1, 2),  # standard error goes to the same log
             *((os.POSIX_SPAWN_DUP2, descriptor, first_free + index) for index, descriptor in enumerate(inherited)),
         ],
         setsid=True,
@@ -190,12 +190,12 @@ def adopt_process(identity: ProcessIdentity) -> NativeProcess | None:
 
     Raises OSError if that cannot be found out.
     """
-    if identity.boot_id != processes.boot_id():
+    if identity.boot_id != processes.boot_id():  # the machine has been restarted since
         return None
     try:
         process = NativeProcess(identity.pid)
     except OSError as error:
-        if error.errno in _NO_PROCESS:
+        if error.errno in _NO_PROCESS:  # the pid is that of no process
             return None
         raise
     is_same = False
@@ -228,7 +228,7 @@ async def kill_strays(owner: Path, leaders: Collection[int]) -> list[int]:
                 continue
             stray = NativeProcess(process.pid)
         except (psutil.Error, OSError):
-            continue
+            continue  # it has ended, or is another user's
         log.warning("unrecorded_process_killed", pid=stray.pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(stray.pid, signal.SIGKILL)

@@ -29,7 +29,7 @@ async def follow_backend_health(proxy: ProxyClient, runners: Mapping[str, Runner
     while True:
         try:
             async for health in proxy.watch_health():
-                failures = 0
+                failures = 0  # it answers
                 if runner := runners.get(health.uid):
                     runner.notify(read_report(health))
         except (ControlUnreachableError, ControlRefusedError):

@@ -236,7 +236,7 @@ class LivenessWatch(msgspec.Struct):
         engine = await self.find_engine()
         if engine is None or engine.pid is None:
             return None
-        failures, cpu_before = 0, await read_cpu_seconds(engine.pid)
+        failures, cpu_before = 0, await read_cpu_seconds(engine.pid)  # at the last check
         while True:
             await asyncio.sleep(pause_seconds(engine.pulse, failures))
             try:
@@ -270,7 +270,7 @@ class LivenessWatch(msgspec.Struct):
             if answer.silent:
                 # Count only the time used during the silent probe: the engine may have worked until just before.
                 cpu_before = cpu_after
-            if answer.silent or requests:
+            if answer.silent or requests:  # the probe took time in which it may have worked
                 cpu_after = await read_cpu_seconds(engine.pid)
         check = LivenessCheck(answer, cpu_before, cpu_after)
         self.on_check(check)

@@ -29,7 +29,7 @@ def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
         for further in spec.further_artifacts
     ]
     return structs.replace(
-        without_edits(spec),
+        without_edits(spec),  # without the fields that may change while it runs
         service_name="",
         model_name="",
         memory_bytes=1,
@@ -48,7 +48,7 @@ def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[As
         unclaimed: specs of running engines, by uid.
         wanted: assignments without an engine.
     """
-    unmatched = {uid: fingerprint_engine(spec) for uid, spec in unclaimed.items()}
+    unmatched = {uid: fingerprint_engine(spec) for uid, spec in unclaimed.items()}  # not taken over so far
     claimed: dict[str, Assignment] = {}
     for assignment in wanted:
         if assignment.deleted:
@@ -57,7 +57,7 @@ def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[As
         equal_engines = [uid for uid, fingerprint in unmatched.items() if fingerprint == wanted_fingerprint]
         # The engine of the same service is preferred: it was started with the name of its service.
         of_same_service = [uid for uid in equal_engines if unclaimed[uid].service_name == service_name]
-        if uid := min(of_same_service or equal_engines, default=None):
+        if uid := min(of_same_service or equal_engines, default=None):  # any of them, but always the same
             del unmatched[uid]
             claimed[uid] = assignment
     return claimed

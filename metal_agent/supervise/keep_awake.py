@@ -49,9 +49,9 @@ class KeepAwake:
 
         An engine does while it loads, serves or drains. One that ended by itself is started again.
         """
-        stages = {memory_stage(runner.state) for runner in self._runners.values()}
+        stages = {memory_stage(runner.state) for runner in self._runners.values()}  # such as loading
         is_needed = not stages.isdisjoint({"loading", "serving", "draining"})
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:  # it has ended by itself
             log.warning("keep_awake_ended", code=self._process.returncode)
             self._process = None
         if is_needed and self._process is None:

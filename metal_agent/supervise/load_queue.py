@@ -69,7 +69,7 @@ class LoadQueue:
         self._waiting.append(waiting)
         try:
             while not waiting.granted.is_set():
-                self._grant_next()
+                self._grant_next()  # maybe to this one
                 busy_until = self._busy_until()
                 seconds = None if busy_until is None else max(0.0, busy_until - self._clock())
                 try:
@@ -78,7 +78,7 @@ class LoadQueue:
                 except TimeoutError:
                     continue
         except asyncio.CancelledError:
-            self.release(uid)
+            self.release(uid)  # if it was granted at this moment
             raise
         finally:
             if waiting in self._waiting:
@@ -88,6 +88,7 @@ class LoadQueue:
         """Return when the slot is free at the latest; None if it is free now, as after an engine's time limit."""
         if not self._load_starts:
             return None
+        # An engine that loads for longer than its time no longer keeps the slot: the latest start counts.
         until = max(self._load_starts.values()) + SLOT_SECONDS
         return until if until > self._clock() else None
 
@@ -96,5 +97,5 @@ class LoadQueue:
         if self._waiting and self._busy_until() is None:
             first = min(self._waiting, key=lambda waiting: (waiting.rank, waiting.arrival))
             self._waiting.remove(first)
-            self.occupy(first.uid)
+            self.occupy(first.uid)  # notes the start of its time
             first.granted.set()

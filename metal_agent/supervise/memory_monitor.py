@@ -76,7 +76,7 @@ class MemoryMonitor(msgspec.Struct):
                 own_bytes += footprint.unavailable_bytes
                 self.ledger.observe(uid, footprint.bytes)
                 used_by_run[f"{uid}/{record.started_at}"] = (record.spec, footprint.bytes)
-            elif daemon_bytes is not None:
+            elif daemon_bytes is not None:  # a model in a daemon
                 own_bytes += daemon_bytes
                 self.ledger.observe(uid, daemon_bytes)
             else:  # not measured: it was started meanwhile, or its daemon states no size

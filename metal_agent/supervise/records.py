@@ -75,7 +75,7 @@ class Records:
                 continue
             record = _read_record(content)
             if record:
-                self._on_disk[record.uid] = (record, content)
+                self._on_disk[record.uid] = (record, content)  # `write` keeps what is unknown in it
             else:
                 # No request would reach its engine, which is killed as a stray: it must not keep its memory.
                 log.warning("record_unreadable", path=str(path))
@@ -91,6 +91,7 @@ class Records:
         content: dict[str, Any] = msgspec.to_builtins(structs.replace(record, unread=()))
         earlier, earlier_content = self._on_disk.get(record.uid, (None, {}))
         if earlier and earlier.identity == record.identity:
+            # Keep the fields of a newer version and, if the spec is the same, the values that this one cannot read.
             fields = {field.encode_name for field in structs.fields(Record)}
             content |= {name: value for name, value in earlier_content.items() if name not in fields}
             if earlier.spec == record.spec:

@@ -66,8 +66,8 @@ class Runner:
         """The key of the engine's process, or of the last one."""
         self._weights = host.weights.pin(assignment.spec)  # locked on disk; None if they were never fetched
         self._daemon = host.daemons.get(assignment.spec.runtime)  # None if the engine has a process of its own
-        self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
-        self._actions_task: asyncio.Task[None] | None = None
+        self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()  # handled by `run`, one after the other
+        self._actions_task: asyncio.Task[None] | None = None  # performs the actions of the state
         self.log_path = host.folder / "logs" / log_files.engine_log_name(assignment.namespace, assignment.name)
         self._progress_reported_at = 0.0
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
@@ -108,7 +108,7 @@ class Runner:
         """Apply those fields of `spec` that may change while the engine runs, here and in the record on disk."""
         before = self.assignment.spec
         if with_edits(before, spec) == before:
-            return
+            return  # nothing that may change differs
         self.assignment = structs.replace(self.assignment, spec=with_edits(before, spec))
         if self.record:
             self._set_record(structs.replace(self.record, spec=with_edits(self.record.spec, spec)))
@@ -203,8 +203,9 @@ class Runner:
         is_loading = state.exists and state.phase == "Starting" and not state.reason
         if is_loading:
             self._host.loads.occupy(self.assignment.uid)
-        elif state.phase != "Starting" and not state.queued:
+        elif state.phase != "Starting" and not state.queued:  # queued: it waits for the slot
             self._host.loads.release(self.assignment.uid)
+        # At rest: it needs nothing of the host any more.
         if state.phase in HOLDS_NO_MEMORY and not state.exists:
             self._host.ledger.release(self.assignment.uid)
             if self._key:
@@ -246,7 +247,7 @@ class Runner:
             case lifecycle.ProbeEngine():
                 return await self._probe(action.timeout_seconds)
             case lifecycle.WatchLiveness():
-                return await self._liveness.watch()
+                return await self._liveness.watch()  # Hung; None once the engine has ended
             case lifecycle.CheckSuspect():
                 await asyncio.sleep(action.pause_seconds)
                 return await self._check_suspect(action.suspicion)
@@ -319,6 +320,7 @@ class Runner:
         this runtime cannot serve them, a Secret is missing, or the source or the daemon failed.
         """
         spec = self.assignment.spec
+        # 1. The tokens for private sources, which the controller copies to this host.
         names = [spec.source_secret, *(artifact.source_secret for artifact in spec.further_artifacts)]
         tokens = [self._host.secret(self.assignment.namespace, name) if name else None for name in names]
         for name, token in zip(names, tokens, strict=True):
@@ -329,6 +331,7 @@ class Runner:
                 )
                 return events.Failed("SecretUnknown", message)
         try:
+            # 2. Fetch the weights, and check what has arrived.
             if self._daemon and parse(spec.artifact.source).scheme == "ollama":
                 await self._provide_to_daemon(self._daemon, spec, spec.artifact.source)
             else:
@@ -340,7 +343,7 @@ class Runner:
                 if obstacle := engine_command.find_obstacle(spec, fetched.headers):
                     fetched.release()
                     return events.Failed("Unsupported", obstacle, permanent=True)
-                self._hold_weights(fetched)
+                self._hold_weights(fetched)  # keep them locked
                 if self._daemon and self._weights:
                     await self._provide_to_daemon(self._daemon, spec, str(self._weights.model))
         except ArtifactError as error:
@@ -358,7 +361,7 @@ class Runner:
         """
         serving = engine_command.build_process_serving(spec, model)
         await shared.add_model(shared.build_name(spec), serving, self._on_progress)
-        if shared.daemon.copies:
+        if shared.daemon.copies:  # the daemon needs our copy no more
             self._hold_weights(None)
 
     def _hold_weights(self, weights: PinnedWeights | None) -> None:
@@ -439,7 +442,7 @@ class Runner:
     async def find_engine(self) -> ProbedEngine | None:
         """Return where and how to send requests to the engine, once it listens; None before that and after its end."""
         spec, engine = self.assignment.spec, self._engine
-        url = self.url
+        url = self.url  # noted at its first token; before that the kernel, or the daemon, is asked
         if url is None and engine:
             url = await asyncio.to_thread(engine.url)
         if engine is None or url is None:
@@ -447,11 +450,11 @@ class Runner:
         return ProbedEngine(
             session=self._host.session,
             url=url,
-            model=self.model or spec.service_name,
+            model=self.model or spec.service_name,  # the name in requests
             token=engine.token,
             mode=spec.mode,
             pid=self.state.pid,
-            pulse=RUNTIMES[spec.runtime].pulse,
+            pulse=RUNTIMES[spec.runtime].pulse,  # a path whose answer proves that it works, if it has one
             engine=spec.runtime,
         )
 

@@ -53,10 +53,10 @@ class Supervisor:
         """
         daemons = self._host.daemons
         daemons.subscribe(self._daemon_changed)
-        await daemons.check_models()
+        await daemons.check_models()  # step 1
         self._group.create_task(daemons.run())
         adopted = set()  # by what identifies an engine, not by process
-        records = self._host.records.load()
+        records = self._host.records.load()  # step 2
         # An engine of `pomona up` (standalone) that was handed over to the cluster may have a record of each. The
         # cluster's is the later one: it is adopted first, and the other is then a duplicate.
         for uid, record in sorted(records.items(), key=lambda entry: entry[1].assignment.is_standalone):
@@ -73,7 +73,7 @@ class Supervisor:
             self._start(Runner(record.assignment, self._host, record, engine))
         self._host.keys.delete_others({runner.record.key_file for runner in self.runners.values() if runner.record})
         pids = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
-        await kill_strays(self._host.folder, pids | set(other_pids))
+        await kill_strays(self._host.folder, pids | set(other_pids))  # the rest of step 3
         self._group.create_task(run_periodically(self._trim_logs, log_files.LOOK_SECONDS, name="log rotation"))
 
     def add(self, assignments: Iterable[Assignment]) -> None:
@@ -86,7 +86,7 @@ class Supervisor:
         for assignment in assignments:
             if assignment.uid not in self.runners:
                 self._start(Runner(assignment, self._host))
-            elif assignment.spec is not UNREADABLE:
+            elif assignment.spec is not UNREADABLE:  # UNREADABLE: this version cannot read the spec
                 self.runners[assignment.uid].apply_edits(assignment.spec)
             if assignment.deleted:
                 self.runners[assignment.uid].remove()
@@ -101,7 +101,7 @@ class Supervisor:
         4. Start what is new.
         """
         wanted = {assignment.uid: assignment for assignment in assignments}
-        self._hand_over_unclaimed(wanted.values())
+        self._hand_over_unclaimed(wanted.values())  # step 1
         unclaimed = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
         new = [assignment for uid, assignment in wanted.items() if uid not in self.runners]
         if unclaimed and keep_unclaimed and handover.exceeds_memory(new, self._host.ledger.available_bytes):
@@ -109,13 +109,13 @@ class Supervisor:
             # Not started yet: a later call does so, once the unclaimed engines have ended and freed their memory.
             for assignment in new:
                 del wanted[assignment.uid]
-        kept = set(unclaimed) if keep_unclaimed else set()
-        for uid, runner in list(self.runners.items()):
+        kept = set(unclaimed) if keep_unclaimed else set()  # step 2
+        for uid, runner in list(self.runners.items()):  # step 3
             if runner.state.phase == "Stopped":
-                self._forget_stopped(runner, wanted.get(uid))
+                self._forget_stopped(runner, wanted.get(uid))  # so that `add` starts it again if it is assigned
             elif uid not in wanted and uid not in kept:
                 runner.remove()
-        self.add(wanted.values())
+        self.add(wanted.values())  # step 4
         self._has_full_list = True
         self._unload_unwanted()
 
@@ -154,7 +154,7 @@ class Supervisor:
         record is written before the old one is deleted, and the new reservation made before the old one is released,
         so that at no moment an engine is without a record or its memory looks free.
         """
-        runner = self.runners[uid]
+        runner = self.runners[uid]  # of `pomona up`
         if runner.record is None:
             return False
         record = structs.replace(
@@ -176,8 +176,8 @@ class Supervisor:
             if engine:
                 engine.release()
             return False
-        self._tasks[uid].cancel()
-        self._host.loads.rename(uid, assignment.uid)
+        self._tasks[uid].cancel()  # ends the old runner; its engine goes on
+        self._host.loads.rename(uid, assignment.uid)  # the load slot, if the engine has it
         del self.runners[uid]
         successor = Runner(assignment, self._host, record, engine)
         with contextlib.suppress(OSError):
@@ -193,7 +193,7 @@ class Supervisor:
         """Notify processes that were rejected for lack of memory, by priority, as far as they fit now."""
         free_bytes = self._host.ledger.available_bytes
         for runner in sorted(self.runners.values(), key=lambda runner: runner.priority_rank):
-            needed_bytes = runner.state.needed_bytes
+            needed_bytes = runner.state.needed_bytes  # None unless memory was lacking
             if runner.state.phase == "Rejected" and needed_bytes is not None and needed_bytes <= free_bytes:
                 free_bytes -= needed_bytes
                 runner.notify(MemoryFreed())
@@ -242,7 +242,7 @@ class Supervisor:
         while True:
             started = loop.time()
             try:
-                if crashes_in_a_row:
+                if crashes_in_a_row:  # not at the first turn
                     runner = self._replace_crashed(runner)
                 await runner.run()
             except Exception as error:
@@ -262,7 +262,7 @@ class Supervisor:
         record = crashed.record
         engine = self._adopt(record) if record else None
         runner = Runner(crashed.assignment, self._host, record if engine else None, engine)
-        if crashed.removed:
+        if crashed.removed:  # no longer assigned to this host
             runner.remove()
         self.runners[crashed.assignment.uid] = runner
         self._host.changed(runner)

@@ -35,7 +35,7 @@ def check_certificate(tls: Tls, address: str) -> None:
     try:
         server = load_certificate(tls)
         problem = _verify_certificate(server, tls.certificate, address)
-        if problem and problem.verify_code in _OTHER_NAME:
+        if problem and problem.verify_code in _OTHER_NAME:  # the certificate is for another name or address
             hint = "the controller will not trust it: give one that names this address"
             log.warning("certificate_not_for_this_address", address=address, hint=hint)
             problem = _verify_certificate(server, tls.certificate, None)
@@ -64,12 +64,12 @@ def _verify_certificate(
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     client_tls = client.wrap_bio(to_client, to_server, server_hostname=address)
     server_tls = server.wrap_bio(to_server, to_client, server_side=True)
+    with contextlib.suppress(ssl.SSLWantReadError):  # raised as the answer is not there yet
+        client_tls.do_handshake()  # hello
     with contextlib.suppress(ssl.SSLWantReadError):
-        client_tls.do_handshake()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        server_tls.do_handshake()
+        server_tls.do_handshake()  # the certificate
     try:
-        client_tls.do_handshake()
+        client_tls.do_handshake()  # the verdict
     except ssl.SSLCertVerificationError as error:
         return error
     return None

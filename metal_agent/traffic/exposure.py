@@ -48,14 +48,14 @@ class ProxyExposure(ABC):
         self._runners = runners
         self._draining: set[str] = set()
         """The uids of processes that get no new request."""
-        self._configure_lock = asyncio.Lock()
+        self._configure_lock = asyncio.Lock()  # one configuration at a time
 
     def services(self) -> dict[ObjectKey, list[Runner]]:
         """Return the processes that are served (all but Rejected and Stopped ones), grouped by their service."""
         grouped: defaultdict[ObjectKey, list[Runner]] = defaultdict(list)
         for runner in self._runners.values():
             service = runner.assignment.service
-            if service.name and self._is_served(runner):
+            if service.name and self._is_served(runner):  # a spec that cannot be read names no service
                 grouped[service].append(runner)
         return grouped
 
@@ -79,7 +79,7 @@ class ProxyExposure(ABC):
         Errors of the proxy are retried, with its configuration sent anew, since it may have been replaced. A proxy that
         fails for 30 s is not coming back: then the drain is given up, too.
         """
-        self._draining.add(uid)
+        self._draining.add(uid)  # the next configuration stops new requests to it
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         failing_since: float | None = None

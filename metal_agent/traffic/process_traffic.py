@@ -78,13 +78,13 @@ class TrafficReport:
         """Show no traffic so far; update it after each read of the rates."""
         self._runners = runners
         self._rates = rates
-        self._shown: dict[str, ShownTraffic] = {}
+        self._shown: dict[str, ShownTraffic] = {}  # by uid of the process, what its status shows
         self.on_change: Callable[[str], None] = lambda _uid: None
-        rates.on_read = self.update
+        rates.on_read = self.update  # called after each read of the proxy's counts
 
     def find(self, uid: str) -> ProcessTraffic | None:
         """Return the traffic of a process as its status shows it; None if it is unknown or the process not Ready."""
-        shown = self._shown.get(uid)
+        shown = self._shown.get(uid)  # what its status shows
         runner = self._runners.get(uid)
         is_serving = runner is not None and runner.state.phase == "Ready"
         return shown.traffic if shown and is_serving else None

@@ -78,7 +78,7 @@ class Proxy:
         """Adopt the proxy of an earlier agent, if one listens, whether it answers or not. Raises OSError."""
         pid = unix_listener(self._socket)
         if self.process or pid is None:
-            return
+            return  # adopted already, or there is none
         try:
             process = NativeProcess(pid)
         except ProcessLookupError:
@@ -160,11 +160,12 @@ class Proxy:
             self.process = replacing.result()
             log.info("proxy_replaced", pid=process.pid, by=self.process.pid if self.process else None)
             process.release()
-        elif ending.done() and not ending.cancelled():
+        elif ending.done() and not ending.cancelled():  # it has ended
             ended = ending.result()
             log.warning("proxy_ended", pid=process.pid, code=ended.code, signal=ended.signal)
             self.process = None
         else:
+            # `watching` has returned: a newer proxy has its place.
             log.info("proxy_has_left", pid=process.pid)
             self.process = None
             process.release()
@@ -193,7 +194,7 @@ class Proxy:
             return None
         log.info("older_proxy_is_replaced_later", pid=process.pid, version=state.version)
         loop = asyncio.get_running_loop()
-        started = busy = loop.time()
+        started = busy = loop.time()  # busy: when it last had a request
         while loop.time() - started < OLDER_PROXY_SECONDS and loop.time() - busy < _IDLE_SECONDS:
             await asyncio.sleep(_CHECK_SECONDS)
             if not self._is_idle():
@@ -203,7 +204,7 @@ class Proxy:
 
     async def _hand_over(self) -> NativeProcess | None:
         """Start a proxy that takes the listeners over; return it when it answers, or None if it does not."""
-        self._is_handing_over = True
+        self._is_handing_over = True  # `_watch_answers` leaves the older one alone
         try:
             return await self._await_successor(self._spawn("--take-over"))
         except OSError as error:
@@ -220,7 +221,7 @@ class Proxy:
                 while not ending.done():
                     if await self._read_state_of(successor.pid):
                         return successor
-                    await asyncio.wait({ending}, timeout=_STARTING_SECONDS)
+                    await asyncio.wait({ending}, timeout=_STARTING_SECONDS)  # before it is asked again
         except TimeoutError:
             await successor.end(GRACE_SECONDS)
         finally:
@@ -236,7 +237,7 @@ class Proxy:
         agent has begun itself (`_is_handing_over`) is watched by `_replace_older`.
         """
         loop = asyncio.get_running_loop()
-        silent_since = None
+        silent_since = None  # time of the first check without an answer
         while True:
             if await self._read_state_of(process.pid):
                 silent_since = None
@@ -273,7 +274,7 @@ class Proxy:
                 continue
             try:
                 async with asyncio.timeout(_REACTION_SECONDS):
-                    reader, writer = await asyncio.open_connection(listener.address, listener.port)
+                    reader, writer = await asyncio.open_connection(listener.address, listener.port)  # as a client
                     writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                     await reader.read(1)
                     writer.close()
@@ -292,7 +293,7 @@ class Proxy:
         try:
             self.state = await self.client.state()
         except (ControlUnreachableError, ControlRefusedError):
-            self.service_rates.on_read(asyncio.get_running_loop().time())
+            self.service_rates.on_read(asyncio.get_running_loop().time())  # so that old rates become unknown
             return False
         self.service_rates.note_state(self.state, asyncio.get_running_loop().time())
         return self.state.pid == pid
@@ -311,5 +312,5 @@ class Proxy:
         log_path = self._folder / "logs" / log_files.PROXY_LOG
         process = spawn_process(argv, select_environment(os.environ), log_path, self._folder)
         log.info("proxy_started", pid=process.pid)
-        self._spawned_pid = process.pid
+        self._spawned_pid = process.pid  # of our own build: nothing is to be replaced
         return process

@@ -61,7 +61,7 @@ class ServiceRates:
 
     def find_rate(self, service: str, now: float) -> ServiceRate | None:
         """Return the traffic of a service; None if it was counted less than twice, or not for a while."""
-        counts = self._counts.get(service)
+        counts = self._counts.get(service)  # of the last minute, the oldest first
         if not counts:
             return None
         oldest, latest = counts[0], counts[-1]
