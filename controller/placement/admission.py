@@ -80,7 +80,7 @@ class LeadershipTerm:
         """Start a term without claims or places; `begin` takes over those of the last leader."""
         self._parts, self._leading, self._tasks = parts, leading, tasks
         self._ledger = QueueLedger(leading.client, parts.identity)
-        self._wake, self._vanished = wake, vanished
+        self._wake, self._vanished = wake, vanished  # asks for another round; places of units that vanish
         self._writer = AdmissionWriter(leading)
         self._claims = OpenClaims()
         """Admissions that are decided and not known to be written; they reserve room."""
@@ -88,12 +88,12 @@ class LeadershipTerm:
         """Queue places of ended units, which their successors may inherit."""
         self._unwritten_uids: set[str] = set()
         """uids of the units whose freed places the ledger does not have yet."""
-        self._retries = WriteRetries(wake)
-        self._unscheduled = UnscheduledPods()
-        self._slots = WriteSlots(WRITES_AT_ONCE)
-        self._writes = UnitWrites(tasks, self._slots, self._retries)
-        self._unreported = UnreportedEnds(wake)
-        self._events = QueueEventSender(leading)
+        self._retries = WriteRetries(wake)  # pauses after failed writes, by uid of the unit
+        self._unscheduled = UnscheduledPods()  # admitted pods that the scheduler refuses
+        self._slots = WriteSlots(WRITES_AT_ONCE)  # limits the writes at once
+        self._writes = UnitWrites(tasks, self._slots, self._retries)  # all writes apart from admissions
+        self._unreported = UnreportedEnds(wake)  # ended processes whose memory a host still reports as taken
+        self._events = QueueEventSender(leading)  # sends Events of the services
         self._failed_ledger_writes = 0
         """Writes of the ledger in a row that failed."""
 
@@ -121,8 +121,8 @@ class LeadershipTerm:
         while True:
             self._leading.require_leadership()
             try:
-                inherited = await self._ledger.take_over()
-                self._adopt(inherited)
+                inherited = await self._ledger.take_over()  # what the last leader has left in the ledger
+                self._adopt(inherited)  # from now on its claims and places are ours
                 if inherited.is_incomplete:
                     await self._await_late_writes()
             except (ApiError, Unreachable, LedgerLost) as error:
@@ -139,19 +139,19 @@ class LeadershipTerm:
         known_uids = {place.unit for place in self._freed_places}
         new_places = (place for place in inherited.freed if place.unit not in known_uids)
         self._freed_places = (*new_places, *self._freed_places)
-        for uid, claim in self._claims.add(inherited.claims).items():
+        for uid, claim in self._claims.add(inherited.claims).items():  # returns those that are new to us
             self._tasks.create_task(self._finish_uncertain_claim(uid, claim))
 
     async def _await_late_writes(self) -> None:
         """Wait until writes whose claims the damaged ledger lost can no longer arrive; then write the ledger anew."""
         await self._report_ledger_error(_INCOMPLETE)
-        if has_waiting_objects(self._leading.store):
+        if has_waiting_objects(self._leading.store):  # else a late write finds no object to admit
             log.warning("late_writes_awaited", seconds=LATE_WRITE_SECONDS)
             await asyncio.sleep(LATE_WRITE_SECONDS)
-        await self._ledger.write(self._claims.list_all({}), self._freed_places)
+        await self._ledger.write(self._claims.list_all({}), self._freed_places)  # {}: no new claims
 
     async def _report_ledger_error(self, error: str) -> None:
-        """Show the error in the status of each unit that would be admitted now if the ledger were sound."""
+        """Show the error in the status of each unit that a round would admit or nominate now; carry nothing out."""
         _observed, report = await self._plan(self._list_inheritable())
         uids = (action.unit.uid for action in report.round.actions if isinstance(action, Admit | Nominate))
         failures = dict.fromkeys(uids, error)
@@ -172,7 +172,7 @@ class LeadershipTerm:
         loop, failures = asyncio.get_running_loop(), 0
         given_up_at = loop.time() + LATE_WRITE_SECONDS
         outcome: AdmissionOutcome = "failed"
-        while outcome == "failed" and loop.time() < given_up_at:
+        while outcome == "failed" and loop.time() < given_up_at:  # step 1
             # The watch may not have shown yet what the other leader saw or wrote.
             await self._writer.read(claim.kind, claim.objects)
             with contextlib.suppress(NamespaceHangs):
@@ -185,11 +185,11 @@ class LeadershipTerm:
         # A gang is stale if one of its pods is gone; the write of another one may arrive all the same.
         is_partial_gang = outcome == "stale" and claim.kind == "gang" and any(map(find_pod, claim.names))
         may_arrive_late = outcome == "failed" or is_partial_gang
-        if may_arrive_late:
-            kept_until = max(given_up_at, self._claims.find_late_write(uid))
+        if may_arrive_late:  # step 2
+            kept_until = max(given_up_at, self._claims.find_late_write(uid))  # a try above may be late, too
             await asyncio.sleep(max(0.0, kept_until - loop.time()))
             await self._writer.read(claim.kind, claim.objects)
-        self._release(uid, is_done=outcome != "failed")
+        self._release(uid, is_done=outcome != "failed")  # step 3
 
     async def _write_claim(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
         """Write the cells of a claim into its objects once, and return the outcome.
@@ -205,12 +205,12 @@ class LeadershipTerm:
             log.info("admission_stale", unit=uid, cause=str(stale))
             outcome: AdmissionOutcome = "stale"
         except (ApiError, Unreachable) as error:
-            cell = claim.cells[0] if claim.cells else ""
+            cell = claim.cells[0] if claim.cells else ""  # without cells, the scheduler chooses the node
             if self._retries.note_failure(uid, cell, error) == REPORTED_TRIES:
                 service = ObjectKey(claim.namespace, claim.service)
                 self._tasks.create_task(self._events.send(service, describe_failure(claim.names[0], cell, str(error))))
             is_unanswered = isinstance(error, Unreachable) or error.status == HTTPStatus.GATEWAY_TIMEOUT
-            if is_unanswered:
+            if is_unanswered:  # its room stays reserved for as long as the write may arrive
                 self._claims.expect_late_write(uid, asyncio.get_running_loop().time() + LATE_WRITE_SECONDS)
             if is_own:
                 # A write without an answer may arrive late, so it is repeated; after a refusal, reading is enough.
@@ -248,17 +248,17 @@ class LeadershipTerm:
         self._add_vanished()
         inheritable = self._list_inheritable()
         observed, report = await self._plan(inheritable)
-        meter = ProcessorMeter()
+        meter = ProcessorMeter()  # processor time of the reports
         with meter.running():
             self._parts.on_round(report)
         made = report.round
-        for seconds in (made.again_seconds, observed.again_seconds):
+        for seconds in (made.again_seconds, observed.again_seconds):  # None: time alone changes nothing
             if seconds is not None:
                 asyncio.get_running_loop().call_later(seconds, self._wake)
         await self._keep_places(observed, inheritable)
         overdue = self._list_overdue(observed.units)
         if made.actions or overdue or self._unwritten_uids or self._claims.must_rewrite_ledger:
-            if await self._write_ledger(made.actions, overdue):
+            if await self._write_ledger(made.actions, overdue):  # False: nothing of the round may be done
                 await self._carry_out(made)
                 await self._requeue(overdue)
             else:
@@ -278,12 +278,12 @@ class LeadershipTerm:
         loop = asyncio.get_running_loop()
         moment, started, meter = datetime.now(UTC), loop.time(), ProcessorMeter()
         now = moment.timestamp()
-        self._vanished.begin_round()
+        self._vanished.begin_round()  # units that vanish from here on are noted, too
         observed = await self._observe(moment, inheritable, meter)
         with meter.running():
             observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))
             cells, is_all_known = self._claims.reserve(self._parts.registry.list_cells(), observed.units)
-            self._vanished.expect(observed.units)
+            self._vanished.expect(observed.units)  # to know their places if they vanish
             plannable = self._list_plannable(observed.units, started)
             units = [self._parts.registry.devices.add_freed(unit) for unit in plannable]
             rules = self._parts.rules()
@@ -344,12 +344,12 @@ class LeadershipTerm:
             return any(pool_rules.get(pool, PoolRules()).elastic > 0 for pool in unit.pools)
 
         overdue, again_seconds = self._unscheduled.list_overdue(self._leading.store, units, loop.time(), is_elastic)
-        if again_seconds is not None:
+        if again_seconds is not None:  # then the next pod is overdue
             loop.call_later(again_seconds, self._wake)
         for unit, message in overdue:
             for cell in self._unscheduled.note_refusal(unit, loop.time()):
                 self._parts.registry.suspect(cell, SUSPECT, message, PINNED_SECONDS)
-            loop.call_later(PINNED_SECONDS, self._wake)
+            loop.call_later(PINNED_SECONDS, self._wake)  # then the service is tried there again
         # The deletion of a paused pod was tried a moment ago.
         return [pod for pod in overdue if not self._retries.is_paused(pod.unit.uid, loop.time())]
 
@@ -358,7 +358,7 @@ class LeadershipTerm:
         for unit, message in overdue:
             if await self._writes.try_write(unit.uid, unit.key.namespace, self._writer.requeue(unit)):
                 log.info("unit_requeued", unit=str(unit.key), cells=unit.cells, cause=message)
-                self._retries.pause(unit.uid, SEEN_SECONDS)
+                self._retries.pause(unit.uid, SEEN_SECONDS)  # until the watch shows the deletion
 
     def _list_plannable(self, units: Iterable[Unit], now: float) -> Iterable[Unit]:
         """Yield the units that this round may decide about: all that run or end, and most that wait.
@@ -397,7 +397,7 @@ class LeadershipTerm:
             return True  # nothing is new to the ledger; only nominations are to be carried out, if anything
         known_uids = {place.unit for place in self._freed_places}
         freed_places = (*self._freed_places, *(place for place in newly_freed if place.unit not in known_uids))
-        self._claims.must_rewrite_ledger = False
+        self._claims.must_rewrite_ledger = False  # this write leaves out the claims that were given up
         try:
             await self._ledger.write(self._claims.list_all(claims), freed_places)
         except (ApiError, Unreachable, LedgerLost) as error:
@@ -418,11 +418,11 @@ class LeadershipTerm:
         written.
         """
         admissions = [admit for admit in made.actions if isinstance(admit, Admit) and admit.unit.uid in self._claims]
-        with self._parts.admitting() if admissions else contextlib.nullcontext():
+        with self._parts.admitting() if admissions else contextlib.nullcontext():  # holds reconciles back
             pending = {self._tasks.create_task(self._admit(admission)) for admission in admissions}
             done = set(pending)
             while pending and done:
-                # Writes that hang go on, with their room reserved, while other units are planned.
+                # Once none has ended for HANG_SECONDS, the rest goes on, with its room reserved, beside later rounds.
                 done, pending = await asyncio.wait(pending, timeout=HANG_SECONDS)
         unpromised: set[str] = set()
 
@@ -450,7 +450,7 @@ class LeadershipTerm:
         outcome: AdmissionOutcome = "stale"
         try:
             async with self._slots.hold(unit.key.namespace):
-                if self._claims.has_room(unit, action.cells, self._parts.registry.find_cell):
+                if self._claims.has_room(unit, action.cells, self._parts.registry.find_cell):  # as cells are by now
                     self._claims.begin_write(unit)
                     outcome = await self._write_claim(unit.uid, self._claims[unit.uid])
                 else:
@@ -458,7 +458,7 @@ class LeadershipTerm:
         except NamespaceHangs as hangs:
             outcome = "failed"
             self._release(unit.uid)
-            self._retries.note_failure(unit.uid, "", hangs)
+            self._retries.note_failure(unit.uid, "", hangs)  # "": no cell is to blame
         if outcome == "admitted":
             self._parts.on_admitted(action)
             self._tasks.create_task(self._events.send(unit.service, describe_admission(unit, action.cells)))
@@ -483,10 +483,12 @@ class LeadershipTerm:
         A freed place is spent unless `open_places` still has it: a living unit has it, or no replica lacks that could
         get it. `inheritable` are the freed places that were offered to this round.
         """
+        # Failures are noted by uid of a unit, those to annotate its place by its key, as in `annotate` below.
         self._retries.keep_only({*(unit.uid for unit in observed.units), *map(str, observed.places)})
         now = asyncio.get_running_loop().time()
 
         async def annotate(key: UnitKey, place: str) -> None:
+            """Write its inherited place into a pod or process; after a failure, a later round tries again."""
             name = ObjectKey(key.namespace, key.name)
             await self._writes.try_write(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
 

@@ -67,7 +67,7 @@ class AdmissionWriter:
         """Refusals of evictions, by uid of the pod."""
 
     async def admit(self, uid: str, claim: Claim) -> None:
-        """Write its cell into each object of a unit, so that it may start there.
+        """Write its cell (node or host) into each object of a unit, so that it may start there.
 
         A pod is pinned to its node and loses the queue's gate, which held it back from the scheduler; without cells it
         goes to any node with the labels of the claim. A MetalProcess is bound to its host. An object that has its cell
@@ -108,6 +108,7 @@ class AdmissionWriter:
         """
         if find_gate(pod) is not None and not pod["metadata"].get("annotations"):
             # A JSON patch would have to know whether the pod has any annotation: so a merge patch adds one first.
+            # It is that of its queue place, the time since which it waits.
             await self.keep_place("pod", name, format_place(find_own_place(pod)))
             # It may have lost its gate meanwhile.
             pod = self._find(PODS, name)
@@ -132,6 +133,7 @@ class AdmissionWriter:
 
         Raises StaleUnit if the preemptor is gone, ApiError and Unreachable.
         """
+        # Only to check: this raises StaleUnit if the preemptor is gone.
         for name in preemptor.objects:
             self._find_object(preemptor, name)
         for name in victim.objects:
@@ -166,6 +168,7 @@ class AdmissionWriter:
                 log.warning("eviction_overruled", pod=str(name), error=str(error))
             else:
                 raise
+            # A budget refuses the eviction, so the pod is deleted instead.
             self._require_leadership()
             await self._client.delete(PODS, name.name, name.namespace, uid=uid)
         self._refusals.pop(uid, None)
@@ -241,7 +244,10 @@ class AdmissionWriter:
         return stored
 
     def _find_object(self, unit: Unit, name: ObjectKey) -> Obj:
-        """Return an object of a unit. Raises StaleUnit if it is gone, also if another one has its name."""
+        """Return an object of a unit. Raises StaleUnit if it is gone, also if another one has its name.
+
+        The objects of a gang are not compared: its uid is that of its first pod.
+        """
         stored = self._find(_resource_of(unit.key.kind), name)
         if unit.key.kind != "gang" and stored["metadata"]["uid"] != unit.uid:
             raise StaleUnit(f"{name} is the name of a successor")
@@ -270,6 +276,7 @@ async def write_at_once(most: int, writes: Iterable[Callable[[], Awaitable[objec
     gate = asyncio.Semaphore(most)
 
     async def make(write: Callable[[], Awaitable[object]]) -> None:
+        """Make one write, after a wait while `most` others are under way."""
         async with gate:
             await write()
 

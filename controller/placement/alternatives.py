@@ -41,6 +41,7 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
     if len(unit.parts) != 1:
         return ()
     # A class may be in several pools: full in one, and free in another.
+    # So one class may be in both of these; `refusals` has a word by class: the service refuses it, or it is full.
     best_by_class: dict[str, CellChoice] = {}
     refusals: dict[str, str] = {}
     for pool in unit.pools:
@@ -58,7 +59,8 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
         Alternative(search.cells[choice.cell_id].device_class, choice.cell_id, search.score(unit, choice.cell_id))
         for choice in best_first
     ]
-    # A class may have been refused in one pool and be free in another: then it is listed as free only.
+    # A class may have been refused in one pool and be free in another: then it is listed as free only. The class that
+    # the unit gets is not listed as refused.
     own_class = search.cells[cells[0]].device_class
     refused = [
         Alternative(device_class, refusal=refusal)

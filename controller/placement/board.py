@@ -130,8 +130,8 @@ class Board:
         """
         self._on_depths = on_depths
         self._on_start = on_start
-        self._pacer = NoticePacer(on_change, on_move or on_change)
-        self._estimator = StartEstimator(on_start)
+        self._pacer = NoticePacer(on_change, on_move or on_change)  # spreads the calls of these over time
+        self._estimator = StartEstimator(on_start)  # estimates when units start
         self._entries: dict[ObjectKey, _Entry] = {}
         """By service, its first waiting unit as last shown."""
         self._lengths: dict[str, int] = {}
@@ -140,26 +140,33 @@ class Board:
         """The services of units that end for a nominated one, by uid."""
         self._needs: dict[str, tuple[Lane, int]] = {}
         """By uid of a waiting unit: its pool with the scarce resource, and how much of that it needs."""
-        self._cells: Sequence[Cell] = ()
+        self._cells: Sequence[Cell] = ()  # those of the round that is shown
         self._closed: frozenset[str] = frozenset()
+        """`Cell.id` of the cells that took no new unit when the standings were set last."""
         self._counter: RefusalCounter | None = None
+        """Counts the cells by the reason for which they refuse a unit; None: no service has asked yet."""
         self._is_counted = False
         """The counter has taken the round that is shown: it does so when the first service asks."""
-        self._now = 0.0
+        self._now = 0.0  # the wall clock of the round that is shown
         self._updated_at = -math.inf
         """The time of the loop when the standings were set last."""
         self._timer: asyncio.TimerHandle | None = None
+        """Shows the latest round later; None: no round waits to be shown."""
         self._evicted: set[str] = set()
-        """Units that were evicted since then."""
+        """uids of the units that were evicted since the standings were set last."""
         self._recalled: set[ObjectKey] = set()
         """Services whose last standing was repeated before the first round of this leader."""
         self._latest: _ShownRound | None = None
         """The last round; it is shown within a second."""
         self._shown: _ShownRound | None = None
+        """The round by which the standings were set last."""
         self.depths: Depths = {}
 
     def restart(self) -> None:
-        """Forget everything: another replica may have led since."""
+        """Forget everything: another replica may have led since.
+
+        What is known by uid of a unit (`_needs`, `_victims`) may stay: the next round drops units that are gone.
+        """
         self._pacer.clear()
         self._estimator = StartEstimator(self._on_start)
         if self._timer is not None:
@@ -208,7 +215,7 @@ class Board:
             self._timer.cancel()
             self._timer = None
         shown = self._shown = self._latest
-        if shown is None:
+        if shown is None:  # the board was restarted meanwhile
             return
         self._cells, self._now, units = shown.cells, shown.now, shown.units
         self._is_counted, self._updated_at = False, asyncio.get_running_loop().time()
@@ -240,6 +247,7 @@ class Board:
         counted for them. A pending notice that the service has only moved is dropped: its place is being reported now.
         Before the first round of this leader, the answer is the `last` standing that was reported.
         """
+        # This leader has shown no round yet: repeat what the service reports already.
         if self._shown is None:
             if last is not None:
                 self._recalled.add(service)
@@ -249,6 +257,7 @@ class Board:
         if entry is None:
             return None
         unit = entry.unit
+        # 1. Find the reason: if the entry has none, it follows from how many cells refuse the unit, and why.
         counts = sort_refusals(self._count_refusals(unit, self._shown))
         victim_uids = entry.nomination.victims if entry.nomination is not None else ()
         services = (self._victims[uid] for uid in victim_uids if uid in self._victims)
@@ -257,6 +266,7 @@ class Board:
         if reason is None:
             reason = find_lack(unit, counts)
         promised = entry.nomination.cells if entry.nomination is not None else ()
+        # 2. Put it into words. `promised` are the cells that the unit gets once its victims have ended.
         facts = WaitFacts(
             counts,
             largest=find_largest(unit, self._cells) if reason == "NoSuchHardware" else None,
@@ -310,17 +320,20 @@ class Board:
         queues: dict[str, _PoolQueue] = {}
         entries: dict[ObjectKey, _Entry] = {}
         needs: dict[str, tuple[Lane, int]] = {}
-        depths: dict[tuple[str, Priority], int] = {}
+        depths: dict[tuple[str, Priority], int] = {}  # number of waiting units by pool and priority
         for unit in shown.list_waiting():
             uid = unit.uid
             if uid in admitted:
                 continue
+            # The need of the scarce resource: `lane` is the home pool with that resource, such as its devices.
             lane, amount = self._needs.get(uid) or measure_need(unit)
             needs[uid] = lane, amount
             queue = queues.get(lane.pool) or queues.setdefault(lane.pool, _PoolQueue())
+            # A nomination is the promise of cells whose units still end.
             earlier_nomination = None if uid in withdrawn else unit.nomination
             nomination = nominated.get(uid, earlier_nomination)
             reason = find_reason(decided, uid, nomination, failures)
+            # A blockage is the reason why the round found no place; None: it has a promise, or was not considered.
             blockage = decided.blocked.get(uid) if nomination is None else None
             can_start = blockage is None or blockage.can_start
             depths[lane.pool, unit.priority] = depths.get((lane.pool, unit.priority), 0) + 1
@@ -341,7 +354,7 @@ class Board:
             # The units behind this one have to wait for it, unless it can never start.
             if can_start:
                 queue.length += 1
-                queue.ahead[unit.rank] += 1
+                queue.ahead[unit.rank] += 1  # counted by rank: 0 is the most important priority
                 if nomination is None:
                     queue.needed[lane] = needed
         self._needs, self.depths = needs, depths
@@ -356,10 +369,12 @@ class Board:
         return self._estimator.estimate(unit, lane, needed, self._now) if can_start else "NoPosition"
 
     def _note_victims(self, entries: Mapping[ObjectKey, _Entry], units: Iterable[Unit]) -> dict[ObjectKey, _Entry]:
-        """Remember the services whose units end for nominated ones; add to the entries when all of these have ended.
+        """Remember the services whose units end for nominated ones (victims); return the entries with their last end.
 
-        The time is left out while the end of one victim is not known.
+        `victims_end_by` is the time at which the last victim of an entry has ended; it is left out while the end of one
+        is not known.
         """
+        # By service that waits, the uids of the units whose end its first unit awaits.
         awaited = {
             service: entry.nomination.victims
             for service, entry in entries.items()
@@ -388,12 +403,13 @@ class Board:
         they count as a move.
         """
         for service, entry in entries.items():
-            last = self._entries.get(service)
+            last = self._entries.get(service)  # its entry as last reported
             if last is None or last.urgent_fields != entry.urgent_fields:
                 self._pacer.add(service)
             elif has_closed_changed or (
                 last.moving_fields != entry.moving_fields or self._lengths.get(last.pool) != lengths.get(entry.pool)
             ):
+                # The foremost are reported first; one without a position, which can never start, comes last.
                 self._pacer.add_move(service, math.inf if entry.position is None else entry.position)
         # Services that no longer wait, also those that were told a standing before the first round.
         for service in (self._entries.keys() | self._recalled) - entries.keys():
@@ -417,9 +433,11 @@ def find_reason(
     """
     if nomination is not None:
         return "Draining"
+    # The reason why the round gave it no place; None: the round has not looked at it, as after a failed write.
     blockage = decided.blocked.get(uid)
     if blockage is None:
         return "AdmissionFailed" if uid in failures else "NotConsidered"
+    # `feasible`: number of cells that could run it if nothing else ran; `is_shadowed`: those that fit are kept.
     if not blockage.feasible:
         return "NoSuchHardware"
     if blockage.is_shadowed:

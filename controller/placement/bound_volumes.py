@@ -78,6 +78,7 @@ class NodeSelection:
 
         A local volume names its node by such an expression: then only nodes with that label value are compared.
         """
+        # A node must meet all expressions of a term, so the first one with In is enough to leave out most nodes.
         for expression in term.get("matchExpressions") or ():
             if expression["operator"] == "In":
                 labelled = self._group_by_label(expression["key"])
@@ -128,7 +129,8 @@ class BoundVolumes:
         self._wanted: dict[tuple[Resource, ObjectKey], None] = {}
         """Objects to read next."""
         self._is_wanted = asyncio.Event()
-        self._listeners: list[Callable[[], None]] = []
+        """Set while there are objects to read: `run` waits for it."""
+        self._listeners: list[Callable[[], None]] = []  # called once wanted objects were read
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener()` after something was read: nodes may be known for pods that had none."""
@@ -183,10 +185,12 @@ class BoundVolumes:
         """
 
         def gather() -> Sequence[Obj]:
+            """Return the pods that have a node; called only if no answer is kept."""
             return [pod for pod in sharing if find_taken_node(pod)]
 
         if not sharing:
             return ()
+        # Kept with the first of the pods, under this name, until `sharing` is another sequence.
         return self._store.derive(PODS, sharing[0], f"placed with {claim}", gather, sharing)
 
     async def run(self, leading: Leading) -> None:
@@ -245,8 +249,10 @@ class BoundVolumes:
         except Forbidden as error:
             log.warning("volume_refused", resource=str(resource), key=str(key), error=str(error))
             is_refused = True
+        # This number grows with what is kept, so that a reading seldom looks at all others.
         if len(self._readings) >= self._forget_from:
             self._forget_unused()
+        # A claim without a volume, or an object that does not exist, is read again soon: that may change.
         is_bound = isinstance(obj, PersistentVolume) or (obj is not None and obj.spec.volume_name)
         due = self._clock() + (BOUND_SECONDS if is_bound or is_refused else UNBOUND_SECONDS)
         self._readings[resource, key] = _Reading(obj, is_refused=is_refused, due=due)
@@ -282,12 +288,13 @@ class BoundVolumes:
         There are no nodes until claim and volume are read, and while the volume does not exist.
         """
         if claim is None:
-            return None if is_known else _NOWHERE
+            return None if is_known else _NOWHERE  # unknown: the pod waits until the claim is read
         if not claim.spec.volume_name:
             return None
-        key = ObjectKey("", claim.spec.volume_name)
+        key = ObjectKey("", claim.spec.volume_name)  # a volume is in no namespace
         volume, is_known = self._look_up(PERSISTENT_VOLUMES, key)
         if not isinstance(volume, PersistentVolume):
+            # Only if we may not read it, the volume restricts nothing. Otherwise it is not read yet, or does not exist.
             is_refused = is_known and self._readings[PERSISTENT_VOLUMES, key].is_refused
             return None if is_refused else _NOWHERE
         return self._select(volume.node_terms) if volume.node_terms is not None else None
@@ -324,6 +331,7 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iter
         for term in required
         if term["topologyKey"] == _HOSTNAME
     ]
+    # `_SHARED`: the access modes with which a volume is on several nodes at once.
     if not terms and (not access_modes or not _SHARED.isdisjoint(access_modes)):
         return None
     others = [
@@ -334,7 +342,7 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iter
     else:
         decisive = [other for other in others if "deletionTimestamp" not in other["metadata"]]
     nodes = frozenset(map(find_taken_node, decisive))
-    return nodes or None
+    return nodes or None  # no pod that decides has a node: any node will do
 
 
 def _has_labels(pod: Obj, labels: Obj) -> bool:

@@ -73,15 +73,19 @@ class RoomCounter:
         self._by_pool: dict[str, list[Cell]] = {}
         for cell in cells:
             self._by_pool.setdefault(cell.pool, []).append(cell)
+        # By `Cell.id`; this is what the counts go by, not `Cell.free`.
         self._left_of_cell = {cell.id: _find_left(cell, before.get(cell.id), made) for cell in cells}
         self._refusals: RefusalCounter | None = None
+        """Counts why cells refuse a unit; made when no cell could ever run one."""
         self._counted: dict[tuple[object, ...], CandidateRoom] = {}
         """The room for units that are alike, by all that it depends on."""
 
     def count(self, unit: Unit) -> CandidateRoom:
         """Return the room for units like this one, which need not exist."""
         need = largest_part(unit)
+        # The answer depends on the namespace only where there are quotas of namespaces.
         namespace = unit.key.namespace if self._made.limits.by_namespace else ""
+        # `identity` is equal for units that the same cells admit.
         key = (unit.identity, need_key(need), unit.pools, unit.rank, unit.is_protected, namespace, unit.speeds)
         if key not in self._counted:
             self._counted[key] = self._count(unit, need)
@@ -98,7 +102,7 @@ class RoomCounter:
             replicas_in_pool = 0
             for cell in self._by_pool.get(pool, ()):
                 refusal = find_static_refusal(unit, cell)
-                # A cell that is only closed could run a replica once it opens.
+                # A cell that is only closed refuses with `cell.closed` as the reason: it could run one once it opens.
                 if refusal is None or refusal.reason == cell.closed:
                     feasible_cells += 1
                     classes.add(cell.device_class)
@@ -107,6 +111,7 @@ class RoomCounter:
                     replicas_in_pool += fitting
                     if fitting:
                         fastest = max(fastest, speeds.get(cell.device_class, 0.0))
+            # Quotas and other limits of the pool may admit fewer than fit on its cells.
             replicas += self._made.limits.count_room(unit, pool, min(replicas_in_pool, MOST_REPLICAS))
         replicas = min(replicas, MOST_REPLICAS)
         could_run = feasible_cells > 0 or any(map(self._made.limits.is_elastic, unit.pools))
@@ -154,9 +159,11 @@ class RoomCounter:
         noun = "host" if isinstance(unit.requirement, HostRequirement) else "node"
         pools = ", ".join(unit.pools)
         if not any(self._by_pool.get(pool) for pool in unit.pools):
+            # The name of a device resource has a domain, such as nvidia.com/gpu; "": the unit needs no device.
             device = next((name for name in largest_part(unit) if "/" in name), "")
             has = f"has {device}" if device and len(unit.pools) == 1 else f"is in pool {pools}"
             return f"no {noun} {has}"
+        # Without a feasible cell, this means that an autoscaler may add one.
         if could_run:
             return (
                 f"too little is free on the {noun}s of pool {pools}" if feasible else f"pool {pools} has no {noun} yet"
@@ -230,6 +237,7 @@ class _Followed(NamedTuple):
 def restrict_to_volume_nodes(prospect: ProspectiveReplica, find_volume_nodes: FindVolumeNodes) -> Unit:
     """Return the unit of a prospect, restricted to the nodes on which the volumes of its pod can be."""
     unit, pod = prospect
+    # None: no volume restricts it. A process on a host mounts none.
     if pod is None or not isinstance(unit.requirement, NodeRequirement):
         return unit
     requirement = msgspec.structs.replace(unit.requirement, volume_nodes=find_volume_nodes(pod))
@@ -264,9 +272,11 @@ class CandidateRooms:
         self._reused_until = 0.0
         """Time of the loop until which the counter is used although it is outdated."""
         self._followed: dict[ObjectKey, _Followed] = {}
+        """Services to report, with the room that was last reported."""
         self._free_since: dict[ObjectKey, dict[str, float]] = {}
         """Time of the loop since which a followed accelerator has had room, by service and accelerator."""
         self._changed = asyncio.Event()
+        """Set when the room may have changed: `run` then looks at it."""
         registry.subscribe(self._expire)
 
     def update(self, report: RoundReport) -> None:
@@ -308,18 +318,19 @@ class CandidateRooms:
             self._counter = RoomCounter(self._registry.list_cells(), self._report.round, self._report.cells)
             self._is_outdated, self._reused_until = False, began
         answer = ask(self._counter, restrict_to_volume_nodes(prospect, self._find_volume_nodes))
+        # Each second of counting lengthens the reuse of the counter by IDLE_SHARE seconds.
         self._reused_until += (loop.time() - began) * IDLE_SHARE
         return answer
 
     def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
         """Report a service from now on when the room for one of these replicas comes or goes.
 
-        Without any replica, the service is forgotten.
+        `prospects` are by accelerator. Without any replica, the service is forgotten.
         """
         if not prospects:
             self.forget(service)
             return
-        since = self._free_since.get(service, {})
+        since = self._free_since.get(service, {})  # accelerators that are followed further keep their time
         self._free_since[service] = {name: since[name] for name in prospects if name in since}
         self._followed[service] = _Followed(prospects, self._note_room(service, prospects))
         self._changed.set()
@@ -371,7 +382,7 @@ class CandidateRooms:
             await self._changed.wait()
             self._changed.clear()
             if self._is_outdated:
-                self._counter = None
+                self._counter = None  # the first count of this look makes a new one
             began = step_began = loop.time()
             for service, followed in list(self._followed.items()):
                 rooms = self._note_room(service, followed.prospects)
@@ -381,4 +392,5 @@ class CandidateRooms:
                 if loop.time() - step_began >= STEP_SECONDS:
                     await asyncio.sleep(0)
                     step_began = loop.time()
+            # Pause for IDLE_SHARE times as long as the look took.
             await asyncio.sleep(max(LOOK_SECONDS, (loop.time() - began) * IDLE_SHARE))

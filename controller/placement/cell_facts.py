@@ -94,6 +94,7 @@ def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts:
     if not accelerator:
         return NodeFacts(accelerator="", total=total, closure=closure, node=reduced_node)
     devices = frozenset(filter(vendors[accelerator].offers, total))
+    # How several pods share one device, such as by time-slicing; None: a device is for one pod.
     share = read_share(accelerator, vendors[accelerator], labels)
     cost = read_cost(node["metadata"].get("annotations") or {})
     return NodeFacts(accelerator, total, closure, reduced_node, devices=devices, share=share, cost=cost)

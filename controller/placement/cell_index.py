@@ -71,6 +71,7 @@ class CellIndex:
         # The best conceivable key of each cell; a cell that certainly does not do has none.
         self._bounds = {name: choice.key for name in likely if (choice := bound(name, cells[name])) is not None}
         self._heap: list[_Key] = list(self._bounds.values())
+        """Keys of cells, the least first: of each its bound or its real key. A key ends with the id of the cell."""
         heapq.heapify(self._heap)
 
     def refresh(self) -> None:
@@ -118,13 +119,14 @@ class CellIndex:
             if name in skipped:
                 put_back.append(key)
                 continue
-            is_present_bound = self._bounds.get(name) == key
+            is_present_bound = self._bounds.get(name) == key  # else it is the key of a choice, or outdated
             choice = self.find_choice(name)
             if choice is None:
                 continue
             if choice.key == key:
                 put_back.append(key)
                 best = choice
+            # The bound is replaced by the real key. A key that is neither of the two is outdated, and dropped.
             elif is_present_bound:
                 heapq.heappush(self._heap, choice.key)
         for key in put_back:

@@ -82,12 +82,12 @@ class CellRegistry:
         self._clock = clock
         self._is_stale = is_stale
         self.foreign = foreign if foreign is not None else ForeignPods()
-        self.devices = DeviceRegistry(vendors)
-        self.classes = DeviceClasses()
-        self._costs = CellCosts()
+        self.devices = DeviceRegistry(vendors)  # devices that pods get by a ResourceClaim
+        self.classes = DeviceClasses()  # the device classes of each accelerator
+        self._costs = CellCosts()  # what administrators state as the cost of each cell
         self._was_silent: dict[str, bool] = {}
         """By node whose utilization counts: whether its agent was silent when its cell was built."""
-        self._pools = read_pools(store, vendors)
+        self._pools = read_pools(store, vendors)  # the pools that administrators define
         self._taken_by_ours: TakenRoom[ObjectKey] = TakenRoom()
         """Amounts that our pods hold on each node; `foreign` has those of all other pods."""
         self._benchmarks: Mapping[str, str] = {}
@@ -100,12 +100,12 @@ class CellRegistry:
         """Cells that are closed for a while since they refused pods, by `Cell.id`."""
         self._marked: dict[str, None] = {}
         """Ids of cells that may have changed, in this order."""
-        self._cells: dict[str, Cell] = {}
+        self._cells: dict[str, Cell] = {}  # by `Cell.id`, as built last
         self._listed: tuple[Cell, ...] = ()
         """The cells that are in a pool."""
-        self._revision = 0
-        self._node_revision = 0
-        self._listeners: list[Callable[[], None]] = []
+        self._revision = 0  # grows with each change of a cell
+        self._node_revision = 0  # grows when nodes, their labels or their taints change
+        self._listeners: list[Callable[[], None]] = []  # called when a cell may have changed
         for resource in (NODES, NODE_FITNESSES, PODS, METAL_HOSTS, RESOURCE_SLICES, RESOURCE_CLAIMS):
             for obj in store.list(resource):
                 self._on_change(resource, None, obj)
@@ -178,6 +178,7 @@ class CellRegistry:
         before, self._benchmarks = self._benchmarks, jobs
         changed_jobs = [job for job in {**before, **jobs} if before.get(job) != jobs.get(job)]
         for job in changed_jobs:
+            # From now on a pod of the Job holds no room, or holds room again.
             for pod in self._store.by_index(PODS, OWNER_INDEX, job):
                 self._count_pod_room(pod)
 
@@ -284,7 +285,7 @@ class CellRegistry:
     def _on_pools_change(self) -> None:
         """Move cells to the pools that have them now; the status of a pool moves none."""
         pools = read_pools(self._store, self._vendors)
-        if pools is not self._pools:
+        if pools is not self._pools:  # equal tables are the same object
             self._pools = pools
             self._mark_all()
 
@@ -347,7 +348,7 @@ class CellRegistry:
             if cell is not None:
                 self._cells[cell_id] = cell
             else:
-                del self._cells[cell_id]
+                del self._cells[cell_id]  # the node or host is gone
                 self._suspicions.pop(cell_id, None)
 
     def _build_node(self, name: str) -> Cell | None:
@@ -369,7 +370,7 @@ class CellRegistry:
             resource: amount - ours.get(resource, 0) - others.get(resource, 0)
             for resource, amount in facts.total.items()
         }
-        claimable, unclaimed = self.devices.count_room(name)
+        claimable, unclaimed = self.devices.count_room(name)  # devices for ResourceClaims: all, and the free ones
         reason, message = self._find_closure(cell_id, facts.closure)
         pool = self._pools.find_pool(facts.accelerator, labels_of(facts.node))
         percent = self._pools.find_overcommit_percent(pool)
@@ -379,11 +380,12 @@ class CellRegistry:
             pool=pool,
             total={**facts.total, **claimable},
             free={**free, **unclaimed},
+            # Held for good by pods that are not ours: processor, memory and the like, but no devices.
             lasting={name: amount for name, amount in others.items() if name in facts.total and "/" not in name},
             closed=reason,
             closed_message=message,
             node=facts.node,
-            slice_bytes=facts.share.count_bytes(percent) if facts.share is not None else None,
+            slice_bytes=facts.share.count_bytes(percent) if facts.share is not None else None,  # None: no shares
             devices=facts.devices | frozenset(filter(is_whole, claimable)),
             device_class=hardware.device_class,
             utilization_percent=utilization_percent,
@@ -410,7 +412,7 @@ class CellRegistry:
         hardware = describe_node(labels_of(facts.node), fitness, self._vendors)
         if hardware.vendor != facts.accelerator:
             return ServingDevices(facts.accelerator, ""), None
-        return hardware.describe_replica(1), self._read_utilization(name, facts, fitness)
+        return hardware.describe_replica(1), self._read_utilization(name, facts, fitness)  # one device of it
 
     def _read_utilization(self, name: str, facts: NodeFacts, fitness: NodeFitnessStatus | None) -> int | None:
         """Return the mean utilization of a node's devices; None if pods do not share them, or it is unknown.
@@ -473,7 +475,7 @@ class CellRegistry:
 def read_facts(fitness: Obj) -> object:
     """Return the facts of a NodeFitness by which cells are scored.
 
-    The time of the last report is one of them only if a utilization is reported: it grows old with silence.
+    The time of the last report is one of them only if a utilization above 0 is reported: it grows old with silence.
     """
     status = fitness.get("status") or {}
     devices = [

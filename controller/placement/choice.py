@@ -66,6 +66,7 @@ class _Trial:
 
         The rest is added where it waits: on the first accelerator that could ever run a replica.
         """
+        # `find_room` counts the replicas that run there anyway, and the free room.
         for candidate in self.candidates:
             self.replicas[candidate.accelerator] += min(self.find_room(candidate), wanted - self.total)
         if self.candidates and self.total < wanted:
@@ -83,6 +84,7 @@ class _Trial:
                 kept = candidate.running if keeps_running else 0
                 removable = self.replicas[candidate.accelerator] - kept
                 surplus = self.total - wanted
+                # `surplus` is 0 once enough are removed; `removable` is negative where fewer are left than run there.
                 self.replicas[candidate.accelerator] -= max(0, min(removable, surplus))
 
     def move(self, origin: Candidate, number: int, targets: Sequence[Candidate]) -> None:
@@ -105,7 +107,7 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
         candidates: its accelerators, in the order in which it prefers them.
         last: the last choice; None: there is none for the present spec.
     """
-    trial = _Trial(candidates)
+    trial = _Trial(candidates)  # leaves out refused candidates
     if last is None:
         trial.add(wanted)
         return trial.replicas
@@ -114,7 +116,7 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
         trial.replicas[candidate.accelerator] = last.get(candidate.accelerator, 0)
     if trial.total > wanted:
         trial.remove(wanted)
-    # 2. Move replicas that have waited for long (`settled`) to accelerators that have room.
+    # 2. Move replicas that have waited for long (`settled`) to accelerators that have room. Those that run stay.
     for candidate in trial.candidates:
         waiting = max(0, trial.replicas[candidate.accelerator] - candidate.running)
         trial.move(candidate, min(waiting, candidate.settled), trial.candidates)

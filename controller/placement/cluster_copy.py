@@ -100,6 +100,7 @@ class ClusterCopy:
         """Make a copy from a view that has been read; without a view, an empty one."""
         self.settings = settings
         self.view = view or open_queue_view(settings.pods.vendors)
+        # The objects, the cells (nodes and hosts) that follow from them, and the speeds that benchmarks have measured.
         self.store, self.registry, self.measured = self.view.store, self.view.registry, self.view.measured
         self.volumes = BoundVolumes(self.store, self.registry)
         self.unread_speeds: tuple[Forbidden, ...] = ()
@@ -174,6 +175,7 @@ class ClusterCopy:
         vendors = self.settings.pods.vendors
         table = read_pools(self.store, vendors)
         service = find_queued_service(self.store, unit.service, table, is_queued_by_default=self._is_queued)
+        # The demand on devices that several pods may share; None: the pod requests none.
         slices = demand_slices(unit.parts[0], service, vendors)
         node_requirement = build_requirement(unpin(pod["spec"]), self.volumes.find_nodes(pod), slices)
         return msgspec.structs.replace(unit, requirement=node_requirement)
@@ -191,11 +193,13 @@ async def copy_reading(client: Client, reading: QueueReading) -> ClusterCopy:
         Unreachable: the API server does not answer.
     """
     copied, refusals = ClusterCopy(reading.settings, reading.view), reading.refusals
+    # Kinds without which a plan is still made, such as NodeFitness, by which speeds are estimated.
     unneeded_kinds = _DECIDES_NOTHING
     if not any(map(selects_devices, copied.store.list(INFERENCE_SERVICES))):
         unneeded_kinds |= {RESOURCE_SLICES, RESOURCE_CLAIMS}
     if missing := [refused for kind, refused in refusals.items() if kind not in unneeded_kinds]:
         raise RightsMissing(missing)
+    # These are not fatal: the plan says that it knows fewer speeds.
     copied.unread_speeds = tuple(refused for kind, refused in refusals.items() if kind in _SPEED_FACTS)
     await copied.read_volumes(client)
     return copied
@@ -221,6 +225,7 @@ def unpin(pod_spec: Obj) -> Obj:
 
 def _unpin_term(term: Obj) -> Obj:
     """Return a term without the requirements that name a node; empty if it had no other ones."""
+    # The queue pins a pod by this field of a node.
     kept_fields = [field for field in term.get("matchFields") or () if field["key"] != "metadata.name"]
     unpinned = {name: value for name, value in term.items() if name != "matchFields" and value}
     if kept_fields:

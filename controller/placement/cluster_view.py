@@ -87,10 +87,11 @@ class ClusterView:
         self.vendors = vendors
         self.kinds = kinds
         self.store = Store()
-        self.measured = follow_measurements(self.store)
-        self.freshness = FactFreshness(clock, read_time)
+        self.measured = follow_measurements(self.store)  # the speeds that benchmarks have measured
+        self.freshness = FactFreshness(clock, read_time)  # tells which node agents are silent
         self._clock = clock
         self._is_alive = is_alive or self._is_ready
+        # By kind: set once all its objects are in the store.
         self._listed = {kind.resource: asyncio.Event() for kind in kinds}
         self._machines: dict[str, ViewedMachine] = {}
         """By `Cell.id`."""
@@ -100,6 +101,7 @@ class ClusterView:
         """Nodes whose machines were built as stale."""
         declare_indexes(self.store)
         declare_partial_objects(self.store)
+        # The store keeps a part of each object: that of nodes is the default one unless `parts` names another.
         if NODES not in parts:
             declare_nodes(self.store, vendors)
         for resource, keep_part in parts.items():
@@ -203,6 +205,7 @@ class ClusterView:
             report = self.find_report(cell.name)
             hardware = describe_node(cell.node["metadata"]["labels"], report, self.vendors)
             return build_node(cell, hardware, report, self.vendors, is_stale=is_stale)
+        # A cell without a node is that of a host.
         stored = self.store.get(METAL_HOSTS, cell.name)
         (host,) = decode_stored(self.store, METAL_HOSTS, [stored] if stored is not None else [], MetalHost)
         return build_host(cell, host.status, is_stale=not self._is_ready(cell.name))

@@ -62,8 +62,8 @@ class DeviceClasses:
     def _count_in_class(self, accelerator: str, devices: ServingDevices, number: int) -> set[str]:
         """Add `number` cells, 1 or -1, with these devices to their class.
 
-        Returns the accelerator of the class, in a set, if the class may change by that: when the first cell with such
-        devices has come, or the last one has gone. Otherwise the set is empty.
+        Returns the accelerator, in a set, if its classes may have changed by that: at most one cell has such devices
+        now, so that the first may have come or the last have gone. Otherwise the set is empty.
         """
         key = accelerator, devices.device_class
         members = self._members.setdefault(key, {})

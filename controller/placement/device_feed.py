@@ -34,11 +34,13 @@ class DeviceFeed:
         service selects devices, and not at all by a controller with few namespaces.
         """
         self._store = store
-        self._templates = OptionalKind(RESOURCE_CLAIM_TEMPLATES, OURS, namespaces)
+        self._templates = OptionalKind(RESOURCE_CLAIM_TEMPLATES, OURS, namespaces)  # OURS: those with our label
+        # "": those of all owners, since the queue counts what others have claimed.
         self._counted = [
             OptionalKind(resource, "") for resource in (RESOURCE_SLICES, RESOURCE_CLAIMS) if not namespaces
         ]
         self._is_wanted = asyncio.Event()
+        """Set from the first service on that selects devices."""
         store.subscribe(self._take_change)
 
     def _take_change(self, resource: Resource, _old: Obj | None, new: Obj | None) -> None:

@@ -59,6 +59,7 @@ class DeviceNeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         text = ", ".join([*memory, *(demand.text for demand in self.demands)])
         if len(text) > _LONGEST_NAME:
             text = f"{text[:_LONGEST_NAME]} {hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+        # CLAIMED is the closing bracket: it tells such a name from that of a resource of a node.
         return f"{self.driver}/[{text or 'any'}{CLAIMED}"
 
     def matches(self, device: Device) -> bool:
@@ -185,7 +186,10 @@ def _meets(demand: AttributeDemand, stated: Obj | None) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _parse_version(version: str) -> tuple[tuple[int, ...], bool, str]:
-    """Return the sort key of a semantic version: one before a release, such as 1.0.0-rc1, is less than it."""
+    """Return the sort key of a semantic version: its numbers, whether it is a release, then its label.
+
+    So one before a release, such as 1.0.0-rc1, is less than it. A part that is no number counts as -1, the least.
+    """
     number, dash, label = version.partition("+")[0].partition("-")
     parts = number.split(".")
     numbers = tuple(int(part) if part.isascii() and part.isdecimal() else -1 for part in parts)

@@ -74,7 +74,8 @@ def find_need(pod: Obj) -> DeviceNeed | None:
 def count_need(pod: Obj, *, is_waiting: bool) -> Amounts:
     """Return the devices that a pod claims as amounts of a cell, by name of the need; nothing if it claims none.
 
-    A pod that waits also needs the node's claim slot: see CLAIM_SLOT in `units`.
+    The name stands for a resource. A pod that waits also needs the node's claim slot, since only one pod at a time is
+    admitted to a node whose devices meet several needs: see CLAIM_SLOT in `units`.
     """
     need = find_need(pod)
     if need is None:
@@ -97,7 +98,8 @@ class DeviceRegistry:
     def __init__(self, vendors: Vendors) -> None:
         """Start without devices; `take_slice`, `take_claim` and `take_pod` bring them in.
 
-        A need is what a claim asks of each device, such as a least memory. Several needs may be met by one device.
+        A need is what a claim asks of each device, such as a least memory. Several needs may be met by one device. A
+        pool (`_PoolKey`: driver and name) is a set of ResourceSlices of one driver.
         """
         self._accelerators = {
             vendor.driver.name: _ClaimableAccelerator(name, any_device(vendor.driver))
@@ -133,6 +135,7 @@ class DeviceRegistry:
     def take_slice(self, old: Obj | None, new: Obj | None) -> set[str]:
         """Note a change of a ResourceSlice; return the nodes that have, or had, devices of its pool."""
         nodes: set[str] = set()
+        # First take out the old version, then put in the new one: its pool may be another.
         for obj in (old, new):
             if obj is None or obj["spec"]["driver"] not in self._accelerators:
                 continue
@@ -145,6 +148,7 @@ class DeviceRegistry:
                 slices.pop(changed.metadata.name, None)
             nodes |= self._locate_devices(key)
         for node in nodes:
+            # Which devices there meet which needs is found anew when it is asked for.
             self._matching_devices.pop(node, None)
         return nodes
 
@@ -217,6 +221,7 @@ class DeviceRegistry:
             self._pods_on_node[claiming_pod.node].discard(uid)
             nodes.add(claiming_pod.node)
         # Tenants make pods with the labels and annotations of ours, but only the queue notes places.
+        # `is_noted`: the pod is annotated with its queue place.
         node = find_taken_node(pod) if need is not None and is_noted(pod) else ""
         if need is not None and node:
             self._our_pods[uid] = _ClaimingPod(node, need.name, need.number)
@@ -235,12 +240,14 @@ class DeviceRegistry:
         if before == name:
             return set()
         changed = list[DeviceNeed]()
+        # 1. Take its earlier need from it; forget the need itself with its last pod.
         if before:
             self._uids_by_need[before].discard(uid)
             if not self._uids_by_need[before]:
                 del self._uids_by_need[before]
                 changed.append(self._needs.pop(before))
             del self._need_of_pod[uid]
+        # 2. Note the new one.
         if need is not None:
             self._need_of_pod[uid] = name
             if name not in self._needs:
@@ -260,6 +267,7 @@ class DeviceRegistry:
         name = need.name
         is_counted = name in self._needs or name == self._accelerators[need.driver].whole_device.name
         nodes = {node for key in self._devices if key.driver == need.driver for node in self._devices[key]}
+        # All other nodes are matched when they are asked for.
         for node in nodes & self._matching_devices.keys():
             if is_counted:
                 self._matching_devices[node][name] = self._list_matching(node, need)
@@ -279,25 +287,27 @@ class DeviceRegistry:
         will be. While such a pod exists on a node where needs overlap, the node's one CLAIM_SLOT is taken, so that no
         other pod is admitted there.
         """
-        matching = self._find_matching(node)
+        matching = self._find_matching(node)  # devices by name of the need
         if not matching:
             return NOTHING, NOTHING
         free_devices = self._list_free(node)
+        # Pods that are admitted here, while their claims have no devices yet.
         pending = [self._our_pods[uid] for uid in self._pods_on_node.get(node, ()) if uid not in self._claim_of_pod]
         reserved_for = Counter[str]()
         for pod in pending:
             reserved_for[pod.need] += pod.number
         total, free = {}, {}
-        # By name of the need; most needs are met by the same devices, which are compared once.
+        # 1. By name of the need; most needs are met by the same devices, which are compared once.
         free_numbers = {devices: len(devices & free_devices) for devices in set(matching.values())}
         for name, devices in matching.items():
             total[name] = len(devices)
             free[name] = free_numbers[devices] - reserved_for.get(name, 0)
-        # By driver.
+        # 2. By driver: its whole devices, each counted once, from which any pending pod of the driver takes.
         for driver in {key.driver for key in self._pools_on_node[node]}:
             whole_devices = matching[self._accelerators[driver].whole_device.name]
             total[f"{driver}{_WHOLE}"] = len(whole_devices)
             free[f"{driver}{_WHOLE}"] = len(whole_devices & free_devices) - self._sum_pending(pending, driver)
+        # 3. One pod at a time, if different needs may get the same device.
         if self._has_overlap(matching):
             total[CLAIM_SLOT] = 1
             free[CLAIM_SLOT] = 0 if pending else 1
@@ -332,12 +342,16 @@ class DeviceRegistry:
             claimed_devices = self._claims[claim_key].devices
             for name, devices in self._find_matching(pod.node).items():
                 amount = len(devices.intersection(claimed_devices))
+                # What it frees of its own need is in its parts already.
                 if amount and name != pod.need:
                     freed[name] = amount
         return msgspec.structs.replace(unit, freed_beside=freed) if freed else unit
 
     def _find_matching(self, node: str) -> Mapping[str, frozenset[DeviceId]]:
-        """Return the devices of a node by the needs that they meet."""
+        """Return the devices of a node by the name of each need that they meet; kept until its slices change.
+
+        The needs are those of our pods, and for each driver that for any whole device.
+        """
         pools = self._pools_on_node.get(node)
         if not pools:
             return {}
@@ -352,7 +366,7 @@ class DeviceRegistry:
         return matching
 
     def _list_matching(self, node: str, need: DeviceNeed) -> frozenset[DeviceId]:
-        """Return the devices of a node that meet a need."""
+        """Return the devices of a node that meet a need; equal sets are the same object (`_share`)."""
         return _share(
             frozenset(
                 device_id
@@ -373,6 +387,7 @@ class DeviceRegistry:
         for key in self._pools_on_node[node]:
             devices = self._devices[key][node]
             taken = {device_id for device_id in devices if self._is_taken(device_id)}
+            # The sets of counters, each of a chip, from which taken devices take something.
             parts = {part for device_id in taken for part in _list_parts(devices[device_id])}
             free |= {
                 device_id
@@ -398,6 +413,7 @@ def _list_devices(slices: Collection[ResourceSlice]) -> list[tuple[SliceSpec, De
 
     A device with a taint is left out: no claim of ours tolerates one.
     """
+    # Slices of an earlier generation are outdated; each of the latest says how many of these there are.
     latest = max((resource_slice.spec.pool.generation for resource_slice in slices), default=0)
     current = [resource_slice.spec for resource_slice in slices if resource_slice.spec.pool.generation == latest]
     if not current or len(current) != current[0].pool.resource_slice_count:
@@ -416,7 +432,7 @@ def _list_parts(device: Device) -> set[str]:
 
 
 def _read_claim(obj: Obj) -> _AllocatedClaim | None:
-    """Return a claim that has devices, or None; with admin access it only looks at them."""
+    """Return a claim that has devices, or None; those with admin access do not count: it only looks at them."""
     claim = msgspec.convert(obj, ResourceClaim)
     devices = tuple(
         DeviceId(result.driver, result.pool, result.device)

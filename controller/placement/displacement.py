@@ -56,6 +56,7 @@ class HostOrders(NamedTuple):
 def read_orders(store: Store) -> Mapping[str, HostOrders]:
     """Return the orders of the hosts that have any, by name: the same object while none changes."""
     hosts = decode_stored(store, METAL_HOSTS, store.by_index(METAL_HOSTS, ORDERS_INDEX, HAS_ORDERS), MetalHost)
+    # The argument is a tuple, since it is the key of a cache.
     return _share_orders(
         tuple(
             (host.metadata.name, HostOrders(host.spec.drain, _list_evicting(host.spec.taints)))
@@ -121,6 +122,8 @@ def _find_cause(
 def list_moved(processes: Iterable[MetalProcess], *, bound_only: bool = False) -> set[str]:
     """Return the uids of the processes for which a living replacement exists that was made to move to a better host.
 
+    The annotation MOVES of a replacement has the uid of the process in whose place it was made.
+
     bound_only: count only replacements that have a host.
     """
     return {
@@ -160,10 +163,12 @@ def choose_moves(
         capacities: the capacity that each live host has left.
         now: the wall clock.
     """
+    # Moves whose replacement has a host already.
     moved = list_moved(processes, bound_only=True) & {metal_process.metadata.uid for metal_process in processes}
     requested = parse_time(requested_at)
     if moved or requested is None or not is_requested(requested_at, now):
         return moved
+    # Now also those whose replacement still waits.
     begun = list_moved(processes)
     settled = [
         metal_process
@@ -204,6 +209,7 @@ def _has_better_host(
         siblings_there = sum(other.spec.host_name == capacity.host for other in others)
         return siblings_there, -free_bytes, -capacity.bandwidth_bytes_per_second
 
+    # Without the process, its own host would have `needed` bytes more.
     return any(
         host.free_bytes >= needed and rank(host, host.free_bytes) < rank(present, present.free_bytes + needed)
         for host in list_eligible_hosts(requirement, avoid, capacities)

@@ -52,6 +52,7 @@ def admit_pod(pod: Obj, node: str, node_labels: Labels = ()) -> Operations:
 def _note_place(pod: Obj) -> Operations:
     """Return the operation that annotates a pod with its queue place, which marks it as admitted."""
     annotations = pod["metadata"].get("annotations")
+    # Without any annotation, the operation would replace all that the pod may have got meanwhile.
     if not annotations or ENQUEUED_AT in annotations:
         return []
     return _add_annotation(pod, ENQUEUED_AT, format_place(find_own_place(pod)))
@@ -92,7 +93,7 @@ def _restrict(pod: Obj, field: str, added: Sequence[Obj]) -> Operations:
 def bind_process(process: Obj, host: str, now: datetime) -> Operations:
     """Return the patch that gives a MetalProcess its host."""
     return [
-        _test("/metadata/resourceVersion", process["metadata"]["resourceVersion"]),
+        _test("/metadata/resourceVersion", process["metadata"]["resourceVersion"]),  # fails if it has changed since
         {"op": "add", "path": "/spec/hostName", "value": host},
         *_remove_annotation(process, NOMINATED),
         *_add_annotation(process, ADMITTED_AT, rfc3339(now)),
@@ -108,7 +109,11 @@ def annotate(obj: Obj, annotations: Mapping[str, str | None]) -> Obj:
 
 
 def build_eviction(pod: Obj) -> Obj:
-    """Return the Eviction of a pod, and of no successor with its name; a policy of the chart goes by its label."""
+    """Return the Eviction of a pod, and of no successor with its name (by the precondition on its uid).
+
+    An Eviction shows an admission policy only the name of the pod. So it has a label, by which the chart's policy knows
+    those of the controller.
+    """
     metadata = pod["metadata"]
     return {
         "apiVersion": "policy/v1",

@@ -68,6 +68,7 @@ def explain(unit: Unit, cells: Iterable[Cell], made: Round, rules: PlanRules) ->
         limit = made.limits.find_refusal(unit, cell.pool)
         refusal = find_static_refusal(unit, cell) or find_refusal_now(unit, cell.id, made, limit)
         place = RefusedPlace(unit, cell, refusal.resource, limit, made, rules)
+        # Each reason has a row in the table `REFUSALS`, which has the words.
         message, remedy = find_refusal_of(refusal.reason).explain(place)
         explanations.append(CellExplanation(cell.id, refusal, message, remedy))
     return explanations
@@ -98,7 +99,9 @@ class RefusalCounter:
     def __init__(self, cells: Iterable[Cell], made: Round) -> None:
         """Count after a round; nothing is counted before the first `count`.
 
-        Units of one kind get the same verdict of each cell, whatever limits and promises apply to them.
+        Units of one kind (`_Kind`: equal needs, rules, pools and cells to avoid) get the same verdict of each cell,
+        whatever limits and promises apply to them. A verdict says why the cell always refuses them, or which resource
+        is short now.
         """
         self._cells, self._round = {cell.id: cell for cell in cells}, made
         self._verdicts: dict[_Kind, dict[str, _Verdict]] = {}
@@ -112,6 +115,7 @@ class RefusalCounter:
         """Count after this round from now on; cells that are as before, with as much left, are not judged again."""
         previous_cells, previous_left = self._cells, self._round.left
         self._cells, self._round = {cell.id: cell for cell in cells}, made
+        # `left` is what a round leaves free of each cell. If the cell changed or is gone, that is not compared.
         stale = [
             name
             for name, cell in previous_cells.items()
@@ -129,6 +133,7 @@ class RefusalCounter:
         The answer is kept by all that it depends on: the kind of the unit, its promise, its rank, and the limits that
         refuse it.
         """
+        # `identity` is equal for units that the same cells admit.
         kind = (unit.identity, need_key(largest_part(unit)), unit.pools, unit.avoid)
         # What a limit keeps for others depends on the unit's place in the queue.
         limits = tuple(self._round.limits.find_refusal(unit, pool) for pool in unit.pools)
@@ -146,6 +151,7 @@ class RefusalCounter:
         """
         if kind not in self._sorted_cells:
             self._sorted_cells[kind] = self._split_cells(unit, kind)
+        # Counts of cells that always refuse, by reason; by pool, the cells that could run such a unit.
         refused, pools = self._sorted_cells[kind]
         counts = Counter(refused)
         for pool, feasible in pools.items():
@@ -153,6 +159,7 @@ class RefusalCounter:
             if limit is not None or (unit.nomination and feasible.cells.intersection(unit.nomination.cells)):
                 counts.update(str(find_refusal_now(unit, name, self._round, limit)) for name in feasible.cells)
                 continue
+            # The same for all units of the kind: too little room. Cells with room may be kept for a unit ahead.
             counts.update(feasible.insufficient)
             counts.update(str(find_refusal_now(unit, name, self._round, None)) for name in feasible.roomy)
         return dict(counts)
@@ -166,7 +173,7 @@ class RefusalCounter:
         shortages_by_pool: dict[str, dict[str, str]] = {}
         verdicts = self._judge_cells(unit, kind)
         for name, cell in self._cells.items():
-            refusal, lacking = verdicts[name]
+            refusal, lacking = verdicts[name]  # each is "" if there is none
             if refusal:
                 refused[refusal] += 1
             else:
@@ -232,6 +239,7 @@ def find_refusal_now(unit: Unit, cell: str, made: Round, limit: LimitRefusal | N
         limit: the limit that keeps the unit out of the pool of the cell; None: none does.
     """
     blockage = made.blocked.get(unit.uid)
+    # A unit that the round has blocked has lost its promise (nomination) in it.
     if blockage is None and unit.nomination is not None and cell in unit.nomination.cells:
         return CellRefusal(NOMINATED)
     if limit is not None:

@@ -98,6 +98,7 @@ def build_successor(unit: Unit) -> Unit:
     # A pod that waits needs a slot for its claim, too.
     if any(map(_count_claimed, parts)):
         parts = tuple({**part, CLAIM_SLOT: 1} for part in parts)
+    # It waits anew, without cells, promise, run time and allocated devices, and it replaces nobody.
     return msgspec.structs.replace(
         unit,
         uid=unit.uid + _AGAIN,
@@ -119,8 +120,9 @@ def _count_claimed(part: Amounts) -> int:
 def _choose_devices(unit: Unit, free: Sequence[Amounts]) -> Unit:
     """Return a unit as it is once the scheduler has chosen the devices that it claims.
 
-    It needs no claim slot any more. Which devices it has is not known: they may also meet any other need that the cells
-    count. So for each of these needs, its end is assumed to free as many devices.
+    It needs no claim slot any more. A need is a selector of devices, such as by a least memory. Which devices the unit
+    has is not known: they may also meet any other need that the cells count. So for each of these needs, its end is
+    assumed to free as many devices.
 
     Args:
         unit: the unit, which gets its cells.
@@ -142,6 +144,7 @@ class _Future:
         self._began, self.now = now, now
         self.cells = {cell.id: cell for cell in cells}
         self.units = {unit.uid: unit for unit in units}
+        # `first_uid` is the uid without the marks of evictions; no unit has been evicted yet.
         self.fates = {
             first_uid(unit.uid): UnitFate(unit, "waits" if unit.state == "waiting" else "runs", unit.cells)
             for unit in self.units.values()
@@ -178,6 +181,7 @@ class _Future:
             nomination=None,
             evictable_since=self.now,
         )
+        # `freed`: by cell, what the end of the unit would free there.
         for name, taken in unit.freed.items():
             self._set_free(name, subtract_amounts(self.cells[name].free, taken))
         self.units[unit.uid] = unit
@@ -216,6 +220,7 @@ class _Future:
         self._end(victim)
         successor = build_successor(victim)
         self.units[successor.uid] = successor
+        # The first unit for which it was evicted stays noted.
         fate = self.fates[first_uid(victim.uid)]
         self._note(victim, state="waits", cells=(), scores=(), preemptor=fate.preemptor or preemptor)
         evicting = self.fates[first_uid(preemptor.uid)]
@@ -308,7 +313,9 @@ def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
     """
     made, home = end.round, fate.unit.pools[:1]
     uid = first_uid(fate.unit.uid)
+    # `_is_hopeless`: no cell could ever run it, or limits forbid it for good.
     queue = [unit for unit in made.queue if unit.pools[:1] == home and not _is_hopeless(made, unit)]
+    # The unit as the last round had it: with another uid if it was evicted in the forecast.
     unit = next(candidate for candidate in made.queue if first_uid(candidate.uid) == uid)
     position = queue.index(unit) + 1 if unit in queue else 0
     counts = sort_refusals(RefusalCounter(end.cells, made).count(unit))

@@ -70,7 +70,9 @@ class ForeignPods:
     def __init__(self) -> None:
         """Start without any pod."""
         self._taken: TakenRoom[bytes] = TakenRoom()
+        """Amounts that each pod takes of its node, by its uid in the short form of `_shorten_uid`."""
         self._requests: dict[bytes, Amounts] = {}
+        """Amounts that a pod takes in all, by its requests as JSON."""
         self._listeners: list[NodesChanged] = []
         self.synced = asyncio.Event()
         """Set after the first complete list: until then, nodes seem to have more room than they have."""

@@ -56,6 +56,7 @@ def order_parts(unit: Unit) -> Sequence[int]:
         return (0,)
 
     def order(number: int) -> tuple[int, int, int]:
+        """Return the sort key of a part: most devices (their names have a slash) first, then most in all."""
         part = unit.parts[number]
         devices = sum(amount for name, amount in part.items() if "/" in name)
         return -devices, -sum(part.values()), number

@@ -146,6 +146,7 @@ class KueueQueues:
         if not waiting:
             return None
         queue = waiting[0]["metadata"]["labels"][KUEUE_QUEUE_NAME]
+        # `_NOT_READ` has no places, and says that Kueue was not asked yet.
         answer = self._answers.get(ObjectKey(namespace, queue), _NOT_READ)
         places = [answer.places[uid] for pod in waiting if (uid := pod["metadata"]["uid"]) in answer.places]
         first_place = min(places, default=None)  # places begin with the position
@@ -174,13 +175,14 @@ class KueueQueues:
         for queue in queues:
             last = self._answers.get(queue)
             if last is None or now - last.read_at > STALE_SECONDS:
-                read_at = last.read_at if last is not None else 0.0
+                read_at = last.read_at if last is not None else 0.0  # that of the last real answer
                 self._record_answer(leading, queue, KueueAnswer(problem=_NO_ANSWER, read_at=read_at))
 
     def _record_answer(self, leading: Leading, queue: ObjectKey, answer: KueueAnswer) -> None:
         """Store the answer about a LocalQueue, and enqueue the services with a pod there whose standing it changes."""
         last = self._answers.get(queue, _NOT_READ)
         self._answers[queue] = answer
+        # These two are part of the standing of each pod in the queue.
         concerns_all_pods = (last.problem, len(last.places)) != (answer.problem, len(answer.places))
         for pod in leading.store.by_index(PODS, KUEUE_INDEX, namespaced(*queue)):
             metadata = pod["metadata"]
@@ -196,7 +198,7 @@ def parse_pending(summary: Obj) -> dict[str, KueuePlace]:
     workloads = msgspec.convert(summary, _PendingWorkloads).items
     return {
         owner.uid: KueuePlace(
-            position=workload.position_in_local_queue + 1,
+            position=workload.position_in_local_queue + 1,  # Kueue counts from 0
             ahead=workload.position_in_cluster_queue,
             enqueued_at=workload.metadata.creation_timestamp,
             workload=workload.metadata.name,

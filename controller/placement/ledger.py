@@ -154,6 +154,7 @@ class QueueLedger:
         """Start without knowledge of the ledger: `take_over` has to be called first."""
         self._client, self._leader = client, leader
         self._written: _WrittenLedger | None = None
+        """The ledger as it is stored; None: that is unknown, since it was not taken over or a write had no answer."""
         self._inherited: LedgerContent | None = None
         """Content that another leader left and `take_over` has not returned yet; None before the first."""
 
@@ -175,12 +176,13 @@ class QueueLedger:
         else:
             content = _decode(stored)
             # What this leader has written itself is nothing new, unless an earlier term of it wrote that.
+            # None: this term has read nothing yet. So not even content with our own name is known to the caller.
             if self._inherited is None or content.leader != self._leader:
                 self._inherited = content
             self._written = _WrittenLedger(_version(stored), content)
             await self._replace(content)
         inherited = self._inherited if self._inherited is not None else LedgerContent()
-        self._inherited = LedgerContent()
+        self._inherited = LedgerContent()  # returned now; not None: what follows is our own
         return msgspec.structs.replace(inherited, is_incomplete=content.is_incomplete)
 
     async def write(self, claims: Mapping[str, Claim], freed: tuple[FreedPlace, ...]) -> None:
@@ -214,7 +216,7 @@ class QueueLedger:
 def _shorten(content: LedgerContent) -> LedgerContent:
     """Return the content without its oldest freed places, if it is too large for the API server with them."""
     while content.freed and len(msgspec.json.encode(content)) > _MOST_BYTES:
-        # The older half is dropped.
+        # The older half is dropped, and one more, so that a single one goes as well.
         newer_half = content.freed[len(content.freed) // 2 + 1 :]
         content = msgspec.structs.replace(content, freed=newer_half)
     return content

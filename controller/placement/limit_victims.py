@@ -21,6 +21,7 @@ class LimitVictims:
         """Choose among the units that hold room (`candidates`), by what they use of the limits."""
         self._candidates, self._limits = candidates, limits
         self._sorted_users: dict[LimitKey, Sequence[Unit]] = {}
+        """By limit, the units that count against it, in the order in which they should end."""
 
     def find_first(self, preemptor: Unit, pool: str, *, is_patient: bool) -> list[Unit] | None:
         """Return the units that should end so that a waiting unit is within all limits of a pool, in this order.
@@ -33,10 +34,12 @@ class LimitVictims:
             pool: the pool.
             is_patient: count also units that may be evicted only later, when their minimum run time is over.
         """
+        # By limit, how much others must free of it; None: no end of others helps.
         lacking_by_limit = self._limits.list_lacking(preemptor, pool)
         if not lacking_by_limit:
             return None
-        still_lacking = dict(lacking_by_limit)
+        still_lacking = dict(lacking_by_limit)  # what the picked units do not free yet
+        # The larger a rank, the less important is the unit.
         less_important_rank = preemptor.rank + 1
         picked: dict[str, Unit] = {}
         for key in lacking_by_limit:
@@ -54,10 +57,11 @@ class LimitVictims:
         return list(picked.values())
 
     def add_further(self, preemptor: Unit, pool: str, first: Sequence[Unit], *, is_patient: bool) -> list[Unit]:
-        """Return `first`, and further units that are no more important: the search for a cell may choose among them.
+        """Return `first`, and further units that may end, too: the search for a cell may choose among them.
 
-        Several of them may be on one cell, so that it becomes free without harm to others. If all of `first` end
-        anyway, only units that end anyway are added.
+        Those that do not end anyway are no more important than the most important of `first` that is evicted. Several
+        of them may be on one cell, so that it becomes free without harm to others. If all of `first` end anyway, only
+        units that end anyway are added.
         """
         evicted_ranks = [unit.rank for unit in first if not self._candidates.is_ending(unit)]
         # If all of them end anyway, only further units that end anyway are added.
@@ -78,13 +82,15 @@ class LimitVictims:
                 unit.
             is_patient: yield also units that may be evicted only later, after all others.
         """
+        # Those that count against the limit: first those that end anyway, then the least important, the latest first.
         users = self._sorted_users.get(key)
         if users is None:
             users = self._sorted_users[key] = sorted(self._limits.list_users(key), key=self._candidates.order_victims)
         usable = itertools.takewhile(lambda unit: unit.state == "ending" or unit.rank >= rank, users)
-        # Units that this round has evicted end already, and cost nothing more.
+        # Units that this round has evicted end already, and cost nothing more: they come first.
         ordered: Iterable[Unit] = itertools.chain(self._candidates.list_evicted(), usable)
         if is_patient:
+            # By the seconds until each may be evicted; the order stays among those that may be now.
             ordered = sorted(ordered, key=self._candidates.seconds_left)
         for unit in ordered:
             if self._limits.freed_by(unit.uid, key) > 0 and self._candidates.may_end(

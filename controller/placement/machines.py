@@ -79,6 +79,8 @@ def build_node(
     memory = max(0, min(stated_memory)) if stated_memory else None
     vendor = vendors.get(hardware.vendor)
     is_known = vendor is not None
+    # Replicas on the idle node, by their number of devices, and the free bytes of each device. Rounded hardware lets
+    # nodes that are alike share their estimates.
     bases, free = _describe_room(cell, hardware.round_down(), report, memory) if is_known else ((), ())
     return ViewedMachine(
         cell=cell,
