@@ -228,7 +228,7 @@ class _Download:
         """Download the file to `path`; after a failure, continue where it stopped.
 
         The loop ends with the complete file, or by the error that `pause_or_raise` raises again: one that no further
-        attempt can cure, or the last one that `patience` allows.
+        attempt can cure, the last one that `patience` allows, or one of a server that asks for too long a pause.
         """
         backoff = Backoff(patience)
         with contextlib.closing(PartialDownload(path, self.source.text)) as partial:

@@ -73,7 +73,7 @@ def _describe_forbidden(error: Forbidden) -> str:
     """Return which right the user lacks, and who can grant it by which role.
 
     * To read nodes and hosts, Pomona has a cluster role of its own, pomona-machines-view.
-    * To change them, or anything in the namespace of the hosts, is for administrators of the cluster.
+    * To change them, or to read or change anything else in the namespace of the hosts, is for administrators.
     * What belongs to no namespace takes a cluster role binding, as Kubernetes' own roles are bound in namespaces.
     * Everything else is in the roles view, edit and admin of Kubernetes; of these, view reads no Secrets.
     """

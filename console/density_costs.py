@@ -44,7 +44,7 @@ class _MachineShare(NamedTuple):
 
 
 def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibility, page: Page) -> CostAnswer:
-    """Return a page of the services that the caller may see with what each costs, and the sums of all namespaces."""
+    """Return a page of the services that the caller may see with what each costs, and the sums of their namespaces."""
     # visible is None: the caller may see all namespaces. `groupby` below needs the order by namespace.
     shown = sorted(
         (service for service in snapshot.services if visible is None or service.metadata.namespace in visible),
@@ -77,7 +77,7 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
     utilizations = [share.utilization for share in shares if share.utilization is not None]
     nodes = sorted({replica.cell for replica in replicas})
 
-    # base: the devices of a share, whose class the service's status lists speeds by; None: unknown hardware
+    # base: the devices of a share, whose class the status lists speeds by; None: hardware or processor unknown
     speed = _find_speed(service, {share.base.device_class for share in shares if share.base is not None})
     # The price of tokens is the cost divided by the speed of the same replicas: a live speed is that of all of them,
     # any other that of one.

@@ -104,7 +104,7 @@ def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
     """Return points from 0 to 100: 0, 25, 50 or 75 by the level, and up to 25 for speed, unless it is too tight.
 
     Each level is a band of `_BAND` points, 25; a speed of `_HALF_SPEED` tokens a second gives half of the next 25, and
-    no speed gives all of them.
+    a higher one approaches all of them.
     """
     if level == "too_tight":
         return 0.0

@@ -254,8 +254,8 @@ class Controller:
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation.
 
-        Leadership is sought only after the objects that decisions depend on have been listed once: until then this
-        replica is not ready.
+        Leadership is sought only after the objects that decisions depend on have been listed once, or their namespace
+        has refused that: until then this replica is not ready.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._health.beat())

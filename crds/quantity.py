@@ -39,7 +39,7 @@ def _parse_text(text: str) -> Decimal | None:
     if not match:
         return None
     number, suffix = Decimal(match["number"]), match["suffix"] or ""
-    # Ki is 1024, Mi its square, and so on; a suffix of several letters without an i is an exponent.
+    # Ki is 1024, Mi its square, and so on; a suffix of several characters that does not end with i is an exponent.
     if suffix.endswith("i"):
         amount = number * Decimal(1024) ** (1 + "KMGTPE".index(suffix[0]))
     elif len(suffix) > 1:

@@ -105,7 +105,7 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
 
 
 def _check_envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
-    """Yield the violations in the fields that every object has: its version, unknown fields, name and namespace."""
+    """Yield the violations at the top of an object: version, unknown fields, name, namespace, and type of the spec."""
     if manifest.get("apiVersion") != API_VERSION:
         yield SchemaViolation(
             ("apiVersion",), f"Invalid value: {_quote(manifest.get('apiVersion'))}: use {API_VERSION}"

@@ -82,8 +82,8 @@ def parse_vendors(text: str, engines: Collection[RuntimeName]) -> Vendors:
 def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> VendorProblem | None:
     """Return the first field with a value that no accelerator may have, or None: in the file or in the built-in table.
 
-    Refused are images for engines that do not run in pods, a resource that is a pattern, variables that choose devices,
-    and tolerations of taints that are not the vendor's own.
+    Refused are images for engines that do not run in pods, a resource that is a pattern, variables with an invalid name
+    or that choose devices, and tolerations without a key, or of taints of roles or of unhealthy nodes and devices.
     """
     for engine in vendor.images:
         if engine not in engines:

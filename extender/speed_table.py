@@ -203,8 +203,8 @@ class SpeedTable:
     ) -> Mapping[DeviceHardware, float | None]:
         """Return the tokens a second of a subject on each hardware that nodes have; None: unknown.
 
-        Speeds that are kept are used again, as long as the inputs of their estimate are the same: spec and layout of
-        the model, and its service.
+        Speeds that are kept are used again, as long as the inputs of their estimate are the same
+        (`ServedModel.speed_inputs`).
         """
         # _groups has each hardware of the nodes as a key. Hardware that no node has any more is left out of the new
         # result.
@@ -246,8 +246,8 @@ class SpeedTable:
 
         1. Judge each hardware, which many nodes share: whether it can run the subject, and how fast.
         2. Find the scale: the fastest hardware and the dearest node, with which each score compares a node.
-        3. Score all nodes if there is no board, if the scale has changed, or if the changes since then are forgotten;
-           else only the nodes that have changed since the board was made.
+        3. Score all nodes if there is no board, if the scale has changed, or if changes since its last update are
+           forgotten; else only the nodes that have changed since then.
         """
         verdicts = {
             hardware: HardwareVerdict(find_static_misfit(hardware, subject, self._vendors), speeds[hardware] or 0.0)

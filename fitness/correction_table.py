@@ -41,8 +41,8 @@ class CorrectionTable:
     def put(self, model_hash: str, ratios: tuple[MeasuredRatio, ...] = ()) -> None:
         """Replace the measurements of a model; without `ratios`, remove them.
 
-        1. Sort the ratios by scope: those of the controller's namespace correct all namespaces, as only administrators
-           measure there; those of another namespace correct only that one.
+        1. Sort the ratios by scope: those of no namespace or the controller's correct all namespaces, as only
+           administrators state or measure them; those of another namespace correct only that one.
         2. Store them in each scope where they differ, and forget the corrections learned from the former ones.
         3. Call the listeners with the changed scopes, if there are any.
         """

@@ -126,7 +126,7 @@ def assess_fit(
 
 
 def regrade_fit(idle: Fit, free_bytes: int, least_bytes: int = 0) -> Fit | None:
-    """Return a fit as it is with less free memory: only level and utilization change, so nothing is estimated anew.
+    """Return a fit with less free memory: only that, level and utilization change, so nothing is estimated anew.
 
     None: the model does not fit any more, or did not before; `assess_fit` then says what is missing.
 

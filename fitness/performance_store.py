@@ -319,7 +319,7 @@ def follow_measurements(store: Store) -> PerformanceTable:
         else:
             for damaged in table.update(new):
                 log.warning("measurement_damaged", problem=str(damaged)[:_MOST_MESSAGE])
-        # A changed label may have moved the ConfigMap from one model to another: both have changed.
+        # By a changed label, a ConfigMap may become that of its model, or of none (an empty hash): both are reported.
         for model_hash in {find_model_hash(obj) for obj in versions}:
             table.report_change(model_hash)
 

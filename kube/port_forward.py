@@ -136,7 +136,8 @@ async def _send(reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketRes
 async def _receive(socket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
     """Pass the pod's bytes on to the client, until the pod's side closes or the kubelet reports an error.
 
-    The first byte of a message is its channel: data or errors. The first message of each has the port, and is dropped.
+    The first byte of a message is its channel: data or errors. The first message of each begins with the port, which
+    is dropped.
     """
     awaits_port = {_DATA, _ERROR}  # channels whose first message has not come yet
     async for message in socket:

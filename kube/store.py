@@ -82,7 +82,7 @@ class Store:
         """Functions that return the part of an object which is stored, to save memory."""
         self._listeners: list[Listener] = []
         self._deleted_versions: dict[str, str] = {}
-        """The version of each deletion by uid, so that a late event does not bring a deleted object back."""
+        """The versions of the last deletions by uid, so that no late event brings a deleted object back."""
         self.revision = 0
         """Number of changes so far: while it is the same, so is everything that can be read."""
 

@@ -83,7 +83,7 @@ class Transport(Protocol):
 
 
 class AiohttpTransport:
-    """Transport over one aiohttp session; create it inside a running event loop and close it.
+    """Transport over two aiohttp sessions; create it inside a running event loop and close it.
 
     A 401 refreshes the credentials once (a token is rotated on disk, an exec plugin's expires) and sends again.
     """

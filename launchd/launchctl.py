@@ -85,10 +85,10 @@ class _CallError(ServiceError):
     """A call of launchctl that ended with an exit code that no one expects."""
 
     def __init__(self, verb: str, code: int, message: str) -> None:
-        """Keep the exit code, and whether it means that the domain does not exist."""
+        """Keep the exit code, and whether it may mean that the domain does not exist."""
         super().__init__(message)
         self.code = code
-        may_lack_session = verb == "bootstrap" and code in WRONG_SESSION  # nobody is logged in at the screen
+        may_lack_session = verb == "bootstrap" and code in WRONG_SESSION  # perhaps nobody is logged in at the screen
         self.has_no_domain = code in NO_DOMAIN or may_lack_session
         """The domain (where launchd has jobs: `system`, gui/UID, user/UID) does not exist now: another one may."""
 

@@ -198,7 +198,7 @@ class Agent:
             except asyncio.CancelledError:  # only the agent ends, unless the machine shuts down
                 await self._withdraw_at_shutdown()
                 raise
-            api_task.cancel()  # it would enqueue the assignments again
+            api_task.cancel()  # it could still start the last known assignments
             await self._stop_everything(loops)
             raise EverythingStopped
 

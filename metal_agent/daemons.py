@@ -190,10 +190,10 @@ class SharedDaemon:
     async def remove_unwanted(self, wanted: Callable[[], Iterable[MetalProcessSpec]]) -> None:
         """Delete models of ours that no process uses: those of an earlier agent, or of a process that was stopped.
 
-        `wanted` returns the specs of all processes of this host; it is called for each model, as they may change
-        meanwhile. A model with the same weights as one in use stays: the daemon may list both under its name.
-        Nothing is done if no process has ended since the last call, or while the daemon cannot be used. Raises
-        DaemonError.
+        `wanted` returns the specs of processes that serve or will serve here; it is called for each model, as they may
+        change meanwhile. A model with the same weights as one in use stays: the daemon may list both under its name.
+        Nothing is done while the daemon cannot be used, nor again before a process has ended or the daemon has become
+        usable again. Raises DaemonError, after which the next call tries again.
         """
         if self._is_cleaned_up or self.problem:
             return
@@ -259,7 +259,7 @@ class SharedDaemon:
 
         Three outcomes: an answer clears `problem`, and a model that it lacks has exited. An error sets `problem`, and
         all our models have exited if the daemon does not run, refuses us or is silent; after another error they may
-        still serve. The first checks in a row without an answer change nothing, since the daemon may be busy.
+        still serve. The first checks in a row without an answer change none of this, since the daemon may be busy.
         """
         watched = [handle for handle in self._handles if handle.loaded]
         asked_at = time.monotonic()

@@ -104,7 +104,7 @@ class HostWeights:
                 source = parse(artifact.source, artifact.files)
 
                 def check_header(path: Path, source: Source = source) -> None:
-                    """Check a file that was fetched, and keep the facts of its header; `obtain` calls it.
+                    """Check weights, just fetched or stored before, and keep facts of the header; `obtain` calls it.
 
                     `source` has a default so that it is the source of this turn of the loop.
                     """

@@ -68,8 +68,8 @@ class LabelWriter:
     async def write(self, node: Obj, plan: LabelPlan) -> Obj | None:
         """Apply the labels if that changes the Node; return the changed Node, or None if it was not written.
 
-        It is not written if it has the labels already, during the pause after a refusal, or if the write fails. Only a
-        failure by which the API server refuses it, such as a missing right, begins such a pause.
+        It is not written if it has the labels already, during the pause after a refusal, or if the write fails. A
+        refusal, such as for a missing right, begins such a pause; a conflict or an unreachable API server does not.
         """
         if not plan.is_due:
             # The Node is as it should be, so an earlier refusal is over.

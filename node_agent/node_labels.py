@@ -78,7 +78,10 @@ def build_labels(hardware: NodeFitnessStatus, prefix: str) -> dict[str, str]:
 
 
 def _build_device_labels(hardware: NodeFitnessStatus) -> dict[str, str]:
-    """Return the labels about devices, without the prefix; a fact that is unknown, or not equal for all, has none."""
+    """Return the labels about devices, without the prefix; a fact that is unknown has none.
+
+    The memory is that of the device with the least; unequal architectures have no label.
+    """
     labels = {"gpu.vendor": hardware.vendor.upper(), "gpu.count": str(len(hardware.devices))}
     sizes = [device.memory_bytes for device in hardware.devices]
     reported = [size for size in sizes if size is not None]

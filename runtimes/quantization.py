@@ -74,7 +74,7 @@ def refuse_quantization(quantization: str, engine: str, vendor: str, device: str
         return f"runtime {engine} does not run on accelerator {vendor}: it runs on {', '.join(by_vendor)}"
     if method is None:
         return None
-    # Architectures on which the engine serves the method, and the architecture of this device; None: unknown.
+    # Architectures on which the engine serves the method (None: on none), and that of this device (None: unknown).
     support, family = _find_support(method, engine, vendor), find_family(vendor, device)
     if support is None:
         return (

@@ -116,7 +116,7 @@ def describe_failure(decision: Decision, states: Iterable[ProcessState]) -> str:
 
 
 def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
-    """Return a line for each service whose file states fields that only a cluster uses, with their names."""
+    """Return lines about the fields in the files of services that only a cluster uses, with their names."""
     lines = []
     for service in services:
         spec, name = service.spec, service.metadata.name

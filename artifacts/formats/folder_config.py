@@ -345,7 +345,7 @@ class _Attention(NamedTuple):
 def _read_attention(config: dict[str, Any], layer_count: int, heads: int, default_head_size: int) -> _Attention | None:
     """Return the layers that cache keys and values of their heads, and the recurrent ones, grouped by kind.
 
-    None: a layer is of an unknown type, or the configuration describes its recurrent layers incompletely.
+    None: types or sizes are not valid, recurrent layers are described incompletely, or no layer attends.
 
     Args:
         config: configuration of the language model.
@@ -405,7 +405,7 @@ def _read_latent_attention(config: dict[str, Any], layer_count: int) -> _Attenti
 
 
 def _count_state_bytes(config: dict[str, Any]) -> int:
-    """Return the bytes that a recurrent layer keeps for each request; 0 if the model has no such layers.
+    """Return the bytes that a recurrent layer keeps for each request; 0 if a size is missing, as without such layers.
 
     A layer of gated delta rule attention (Qwen3-Next) keeps a matrix for each value head, of the sizes of a key and a
     value, and the last inputs of a short convolution over keys, queries and values.
@@ -422,7 +422,7 @@ def _count_state_bytes(config: dict[str, Any]) -> int:
 def _count_layer_kinds(
     config: dict[str, Any], layer_count: int, window_elements: int, full_elements: int
 ) -> Counter[tuple[int | None, int]] | None:
-    """Return the number of layers of each kind; None if a layer has an unknown type.
+    """Return the number of layers of each kind; None if `layer_types` is not valid or has no layer with its own cache.
 
     A kind is a pair: the window in tokens (None: the whole context), and the elements of the keys of one token.
     Recurrent layers are counted as `_RECURRENT_KIND`, and layers that reuse the cache of another one as (None, 0).

@@ -347,7 +347,7 @@ class _LayoutReader:
         """
         whole: list[int | None] = [None] * self._layer_count
         # LFM2 has one window for all layers, or none. Architectures that are not in _WINDOWS have none; of those in
-        # _WINDOWED_FROM_LAYERS, only the variant with that many layers has one.
+        # _WINDOWED_FROM_LAYERS, only a variant with at least that many layers has one.
         if self._architecture in {"lfm2", "lfm2moe"}:
             return [self._read_number("attention.sliding_window") or None] * self._layer_count
         if self._architecture not in _WINDOWS or self._layer_count < _WINDOWED_FROM_LAYERS.get(self._architecture, 0):
@@ -377,8 +377,8 @@ class _LayoutReader:
     def _list_recurrent(self) -> Sequence[bool] | None:
         """Return a flag for each layer: True if the layer keeps a recurrent state. None: this is not known.
 
-        Depending on the architecture these are all layers, those without key and value heads, or all but one of each
-        interval.
+        Depending on the architecture these are all layers, none, those without key and value heads, or those that the
+        header lists, else all but one of each interval and the prediction layers.
         """
         if self._architecture in _FULLY_RECURRENT | _ATTENDING_AND_RECURRENT:
             return [True] * self._layer_count

@@ -43,7 +43,7 @@ def list_part_names(name: str) -> list[str]:
 def append_part_header(headers: list[GGUFHeader], header: GGUFHeader, name: str) -> None:
     """Append the header of the next part to `headers`; of a later part, keep only the metadata that is compared.
 
-    `merge_headers` needs the number and count of each part, and everything else from the first part only.
+    Of the metadata, `merge_headers` needs number and count of each part, and everything else of the first part only.
 
     Raises:
         ArtifactError: HeaderInvalid; the parts have too many tensors, which would fill the memory of the reader.

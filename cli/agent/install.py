@@ -51,7 +51,7 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
       pomona agent install --user --quiet-hours 'Mon-Fri 09:00-17:00 Europe/Berlin'
       pomona agent install --user --name studio-1 --kubeconfig ~/.pomona/kubeconfig
     """
-    # 1. Check the options as the agent will. `other` is the service manager that must not have an agent, too.
+    # 1. Check the options as the agent will. `other` is the service manager that must not have an agent.
     managers = find_managers(ctx)
     manager, other = (managers.user, managers.system) if as_user else (managers.system, managers.user)
     arguments = AgentArguments(**given)

@@ -49,8 +49,8 @@ controller_options: Final = gather_options(
 async def read_settings(cluster: Cluster, stated: StatedSettings) -> "tuple[QueueSettings, str]":
     """Return the options of the controller that decide the queue, and a line that names those that are assumed.
 
-    They are read from the arguments in the controller's Deployment. Without the right to read that, they are what the
-    user states, else defaults; the line is empty if nothing is assumed.
+    They are read from the arguments in the controller's Deployment. If that may not be read or does not exist, they are
+    what the user states, else defaults; the line is empty if nothing is assumed.
 
     Args:
         cluster: the cluster.

@@ -32,7 +32,7 @@ def command(name: str, *, target: ClusterOptions, with_model: bool, yes: bool) -
 
 
 async def _delete(cluster: Cluster, name: str, *, with_model: bool, is_certain: bool) -> None:
-    """Delete a service, and its Model if no other service uses that.
+    """Delete a service, and its Model if `with_model` is set and no other service uses that.
 
     Args:
         cluster: the cluster.

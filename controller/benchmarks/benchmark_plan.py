@@ -89,7 +89,7 @@ def choose_starts(
     """Return the benchmarks to start, each with its node, as long as there are nodes and the limits allow more.
 
     They are chosen one by one, as each start changes the counts. The next one is urgent if any such one can start; then
-    its namespace is the one with the fewest running benchmarks, and of equal ones that whose last start is the oldest.
+    its namespace is the one with the fewest running ones of its kind; of equal ones, that with the oldest last start.
     Urgent benchmarks have a limit of their own (`MOST_URGENT`); all others share `MOST_AT_ONCE`.
 
     Args:
@@ -112,7 +112,7 @@ def choose_starts(
     def rank(start: BenchmarkStart) -> tuple[bool, int, int]:
         """Return the key by which starts are sorted: urgent first, then fewest running, then oldest last start.
 
-        The running ones (`running`) and the last start (`last_turns`) are those of its namespace.
+        The running ones (`running`), urgent or not as it is, and the last start (`last_turns`) are its namespace's.
         """
         key = start.wanted.key
         is_urgent = key in urgent

@@ -414,7 +414,7 @@ class BenchmarkRunner:
             self._measure(leading, run, wanted.replica)
         else:  # a Job, whose pod is measured once it is ready
             failure = self._failures.get(key)
-            # Each try has a Job of another name.
+            # After a failure, the next try has a Job of another name.
             digest = digest_start(key, wanted.inputs, failure.tries if failure is not None else 0)
             job = build_benchmark_job(
                 service, prepared.served, prepared.choice, self._settings, node=start.node, digest=digest

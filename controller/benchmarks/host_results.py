@@ -150,7 +150,7 @@ class HostResults:
         """Store the measurement of a process, unless a later one is known. Raises as `Client`.
 
         Returns the seconds after which to look again: while measurements cannot be stored in this cluster, or if this
-        one is refused. None: it is stored, or there is none.
+        one is refused. None: it is stored, it is no later than the stored one, or there is none.
         """
         # False until the ConfigMaps with the stored measurements can be read.
         if not self._measured.kind.exists:

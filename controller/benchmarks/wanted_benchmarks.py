@@ -63,7 +63,7 @@ class PreparedBenchmark(NamedTuple):
     def _estimate_speed(self, classes: Iterable[ServingDevices]) -> float | None:
         """Return the speed as it is estimated without what other benchmarks have shown, in tokens a second.
 
-        None: the Model's layout or the device is not known, or the estimate is no plausible number.
+        None: the Model's layout or the device is not known, or there is no estimate, or no plausible one.
         """
         # number: the devices that one replica asks for.
         model, number = self.served.model, request_devices(self.service, self.choice.vendor).number
@@ -130,8 +130,8 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
     """Yield the benchmarks of a service that are worth while, on each accelerator that it may use.
 
     There are none of a service that is deleted or suspended, does not serve chat, has companions (such as a draft model
-    or adapters) or a container of its own, or whose Model has a copy on each node. A service or Model that cannot be
-    decoded has none.
+    or adapters) or a container of its own, or whose Model is missing or has a copy on each node. A service or Model
+    that cannot be decoded has none.
     """
     service = next(iter(decode_stored(scope.store, INFERENCE_SERVICES, (service_object,), InferenceService)), None)
     if service is None or service.metadata.deletion_timestamp is not None or service.spec.mode != "chat":

@@ -34,7 +34,7 @@ def build_drained_condition(
     """Return the condition Drained of a host, or None if nobody drains it.
 
     It is True once no process is left. Else its reason is DrainBlocked if no other host takes some of them, and
-    Draining if all of them can go.
+    Draining as long as none counts as blocked.
 
     Args:
         host: the host.
@@ -115,7 +115,7 @@ def _is_blocked(
 
     It is blocked if its service has a process that has waited for a host for `WAITING_SECONDS`; or, without any process
     elsewhere, if the drain is old: by then one would have been created. A process that no service owns, or that is
-    being deleted, leaves in any case.
+    being deleted, never counts as blocked.
     """
     if not process.owner_uid or process.is_deleted:
         return False

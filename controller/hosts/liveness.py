@@ -68,7 +68,7 @@ class _HostRecord:
     Args:
         lease: its Lease; None: it has none.
         now: the monotonic time of the observation.
-        has_renewed: whether a renewal of the Lease was seen; without one, the host is not known to be alive.
+        has_renewed: whether a renewal was seen, or the first Lease seen was fresh; else the host is not known to live.
         expiries: the times at which it has expired lately.
     """
 
@@ -84,7 +84,7 @@ class _HostRecord:
         self.alive_since = now
         """Time since which the host has been alive without a break; meaningless for one that is not alive."""
         self.has_renewed = has_renewed
-        """True once a renewal was seen: before that, the host is Unproven."""
+        """True once a renewal or a fresh Lease was seen: before that, the host is Unproven, or Expired."""
         self.expired_at: float | None = None
         """Monotonic time at which it has expired; None: it has not."""
         self.expiries = tuple(expiries)

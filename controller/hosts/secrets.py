@@ -198,7 +198,7 @@ def keep_previous_tokens(
 
 
 def _read_previous(existing: Mapping[str, str]) -> dict[str, PreviousToken]:
-    """Return the replaced tokens in the data of a host's Secret by key; empty if there are none that are valid."""
+    """Return the replaced tokens in the data of a host's Secret by key; empty: there are none, or none can be read."""
     try:
         return msgspec.json.decode(base64.b64decode(existing[PREVIOUS_TOKENS_KEY]), type=dict[str, PreviousToken])
     except (KeyError, binascii.Error, msgspec.DecodeError, UnicodeDecodeError):

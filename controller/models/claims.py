@@ -128,7 +128,7 @@ def build_owner_patches(observed: ObservedClaims) -> tuple[Patch, ...]:
         # A claim with `_MOST_READERS` owners gets no further ones.
         owners = [*kept, *added[: max(0, _MOST_READERS - len(kept))]]
         if owners != current_owners:
-            # The tests: if the claim has changed since, the patch fails.
+            # The tests: if it is another claim or has other owners by now, the patch fails.
             operations = (
                 {"op": "test", "path": "/metadata/uid", "value": claim.metadata.uid},
                 {"op": "test", "path": "/metadata/ownerReferences", "value": msgspec.to_builtins(current_owners)},

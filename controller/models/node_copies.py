@@ -306,7 +306,7 @@ class _CopyPlan(NamedTuple):
 def _choose_free_name(model: Model, path: str, used_names: Collection[str]) -> str:
     """Return a name for a claim that is not among `used_names`."""
     cache = model.spec.cache
-    # The name has to fit into a label. Its digest tells apart Models whose names begin alike; an ordinal in the digest
+    # The name has to fit into a label. Its digest tells apart other weights, class and size; an ordinal in the digest
     # is raised until the name is free.
     start = model.metadata.name[: _LONGEST_NAME - len("-cache-") - _DIGITS].rstrip("-.")
     stated = (path, cache.storage_class_name or "", str(cache.size or ""))

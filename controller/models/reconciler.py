@@ -204,7 +204,7 @@ def _needs_no_job(model: Model, source: Source, observed: ObservedModel, setting
 
     That is so if only hosts serve it, which read the header themselves, and the spec says what else the Job would find
     out: the memory, and a revision that cannot change, as replicas that start later would else serve other weights. And
-    the source needs no Secret.
+    the source is GGUF and needs no Secret.
     """
     spec = model.spec
     is_pinned = source.is_gguf and (spec.sha256 is not None or source.is_pinned)
@@ -240,7 +240,8 @@ def _decide_without_job(model: Model, source: Source) -> ModelDecision:
 def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settings: PodSettings) -> Plan:
     """Return the plan of a decision: Jobs and claims to create and delete, the status, labels, and the next look.
 
-    All Jobs of the Model are deleted but those of the decision's works, and those that it has not decided about.
+    All Jobs of the Model are deleted but those of the decision's works, those that it has not decided about, and
+    benchmarks.
     """
     kept_names = {work.job for work in decision.works} | {job["metadata"]["name"] for job in decision.undecided}
     unneeded_jobs = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept_names]

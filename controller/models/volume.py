@@ -199,7 +199,8 @@ def place_inspection(
     """Return the placement of an inspection: it tolerates the taints of the nodes where the Model will be served.
 
     These are the taints that pods of the `consumer` tolerate; without a consumer, those of the Model's accelerator; or
-    those of all accelerators if `find_undecided` returns a service whose accelerator is chosen after the inspection.
+    those of all accelerators, and those that the service states, if `find_undecided` returns one whose accelerator is
+    chosen after the inspection.
     Nodes are selected only if the weights are on the user's own claim, whose volume some nodes may not reach.
     """
     if consumer is not None:

@@ -135,7 +135,7 @@ class LeadershipTerm:
                 return
 
     def _adopt(self, inherited: LedgerContent) -> None:
-        """Add the last leader's freed places and claims to ours; a task for each claim finds out if it was written."""
+        """Add the last leader's freed places and claims to ours; a task repeats the write of each new claim."""
         known_uids = {place.unit for place in self._freed_places}
         new_places = (place for place in inherited.freed if place.unit not in known_uids)
         self._freed_places = (*new_places, *self._freed_places)
@@ -240,7 +240,7 @@ class LeadershipTerm:
         1. Note the queue places of units that have vanished; those of units that are gone may be inherited.
         2. Plan, and report the result to the board and the metrics. Ask for another round when time alone changes a
            decision.
-        3. Annotate pods with the places that they inherit.
+        3. Annotate pods and processes with the places that they inherit.
         4. Write the decisions to the ledger first: if this controller dies, the next leader finishes them from there.
         5. Only then give cells to units, evict, and delete pods that the scheduler refuses. If the ledger was not
            written, nothing is carried out, and another round decides anew.
@@ -334,8 +334,8 @@ class LeadershipTerm:
     def _list_overdue(self, units: Iterable[Unit]) -> Sequence[OverduePod]:
         """Return the admitted pods that the scheduler has refused for too long: they go back to the queue.
 
-        A unit of an elastic pool (one with an autoscaler) has more time: its node may be on its way. A cell that
-        refused pods of several namespaces is probably the cause, so it is closed for a while.
+        A unit without a cell, in an elastic pool (one with an autoscaler), has more time: its node may be on its way. A
+        cell that refused pods of several namespaces is probably the cause, so it is closed for a while.
         """
         loop, pool_rules = asyncio.get_running_loop(), self._parts.rules().pools
 

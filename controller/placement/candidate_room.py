@@ -350,8 +350,8 @@ class CandidateRooms:
     ) -> tuple[_ReportedRoom | None, ...]:
         """Note since when each accelerator has had room for a replica of a service.
 
-        Returns the room on each accelerator in order, None where it is unknown. An accelerator without room loses its
-        time.
+        Returns the room on each accelerator in order, None where it is unknown. An accelerator without room, or with
+        unknown room, loses its time.
         """
         rooms, since = list[_ReportedRoom | None](), self._free_since.setdefault(service, {})
         for accelerator, prospect in prospects.items():

@@ -285,7 +285,7 @@ class DeviceRegistry:
         The amounts are numbers of devices by name of each need that they meet, and of whole devices by driver.
         Subtracted are devices of claims, and those for which a pod is admitted but not allocated yet, whichever these
         will be. While such a pod exists on a node where needs overlap, the node's one CLAIM_SLOT is taken, so that no
-        other pod is admitted there.
+        other pod that claims devices is admitted there.
         """
         matching = self._find_matching(node)  # devices by name of the need
         if not matching:

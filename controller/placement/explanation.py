@@ -130,8 +130,8 @@ class RefusalCounter:
     def count(self, unit: Unit) -> Mapping[str, int]:
         """Return the number of cells by the reason for which they refuse a unit.
 
-        The answer is kept by all that it depends on: the kind of the unit, its promise, its rank, and the limits that
-        refuse it.
+        The answer is kept by all that it depends on: the kind of the unit, its promise, rank, protection and number of
+        parts, and the limits that refuse it.
         """
         # `identity` is equal for units that the same cells admit.
         kind = (unit.identity, need_key(largest_part(unit)), unit.pools, unit.avoid)

@@ -128,7 +128,7 @@ def observe_units_in_steps(
         store: the watch cache.
         vendors: the table of accelerators.
         now: the wall clock.
-        freed_places: queue places of evicted units whose objects are gone, by uid of the service, as texts of
+        freed_places: queue places of units that are gone, evicted or not, by uid of the service, as texts of
             `format_place`: waiting units of the service inherit them.
         is_queued_by_default: services that state no mode are in mode Queue.
         find_volume_nodes: finds the nodes of the volumes of a waiting pod.

@@ -250,10 +250,11 @@ class Planning:
     def _continue_nomination(self, unit: Unit, nomination: Nomination, *, may_move: bool) -> bool:
         """Go on with the promise of cells to a unit; return False if it is void, so that the unit waits like any other.
 
-        1. Void if a cell is gone or closed to it, or its victims have ended and the room went elsewhere.
-        2. If the room is there, admit it. If a better place is free and it `may_move`, admit it there.
-        3. Else hold the room while its victims end, and evict those that still run: an earlier eviction may have
-           failed. Void if one of them may not be evicted any more.
+        1. Void if a cell is gone or closed to it, or a limit forbids it.
+        2. If the room is there, admit it. Void if its victims have ended and the room went elsewhere, or if one of them
+           may not be evicted any more.
+        3. If a better place is free and it `may_move`, admit it there. Else hold the room while its victims end, and
+           evict those that still run: an earlier eviction may have failed.
         """
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
         remaining = self._list_remaining_victims(nomination)

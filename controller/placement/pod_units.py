@@ -62,8 +62,8 @@ def build_pod_replica(
 ) -> PodReplica | None:
     """Return a pod as a unit of its own, or None if the queue has nothing to do with it.
 
-    None if no Deployment of the service made it, unless it ends: others wait for its room. None also if it has ended,
-    or if it neither waits at the queue's gate nor takes a device.
+    None if no Deployment of the service made it; if it is being deleted, any Deployment will do, since others wait for
+    its room. None also if it has ended and is not being deleted, or if it neither waits at the gate nor takes a device.
     """
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     deployment, template = find_template(pod)

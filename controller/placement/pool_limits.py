@@ -120,7 +120,7 @@ class PoolLimits:
         self._kept: dict[LimitKey, _KeptAmounts] = {}
         """Amounts that waiting units need of each limit, by order of the queue: kept for them against later ones."""
         self._users: dict[LimitKey, list[Unit]] = {}
-        """Units with a place that count against each limit, and may end."""
+        """Units with a place that count against each limit."""
         self._rooms: dict[str, dict[LimitKey, int]] = {}
         """By `uid`, what the end of a unit frees of each limit and is promised to no other one."""
 
@@ -155,9 +155,9 @@ class PoolLimits:
     def find_refusal(self, unit: Unit, pool: str, leaving: Iterable[Unit] = ()) -> LimitRefusal | None:
         """Return the limit that keeps a unit out of a pool, or None.
 
-        A limit refuses a unit that needs more than is left, counting the use of running units. It also refuses one that
-        would take what is left from a unit ahead, for which it is kept or reserved: unless it needs no more than it
-        replaces.
+        A limit refuses a unit that needs more than is left, counting units with a place or a promise of one. It also
+        refuses one that would take what is left from a unit ahead, for which it is kept or reserved: unless it needs no
+        more than it replaces.
 
         Args:
             unit: the unit.

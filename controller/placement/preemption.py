@@ -266,8 +266,8 @@ class Candidates:
     def list_victims(self, preemptor: Unit, cell: Cell, *, is_patient: bool) -> Sequence[Unit]:
         """Return the possible victims on a cell, in the order in which they should be evicted.
 
-        Those that end anyway come first, then the least important. If the preemptor is at home in the pool, units that
-        borrow there come before those at home.
+        First those that end anyway, then those that may be evicted now, then later. Of each, the least important come
+        first; but if the preemptor is at home in the pool, units that borrow there come before those at home.
         """
         units = self._by_cell.get(cell.id, ())
         # `_by_cell` is in this order already, apart from units at home and those that may be evicted only later.

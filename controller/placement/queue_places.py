@@ -111,7 +111,7 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wante
        spec.
     2. Units of an earlier spec inherit what is left of ending ones: one that is evicted during a rollout comes back
        first.
-    3. The rest inherits from units of other rollouts, such as those of another accelerator.
+    3. The newest of the rest, as many as are beyond `wanted`, inherit from other rollouts, as of another accelerator.
 
     Most MetalProcesses have their place from the start.
 

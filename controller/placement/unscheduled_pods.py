@@ -65,7 +65,8 @@ class UnscheduledPods:
     ) -> OverduePods:
         """Note which admitted units the scheduler refuses now; return those that it has refused for too long.
 
-        Their pods go back to the queue. One without a cell has more time, since an autoscaler may add a node for it.
+        Their pods go back to the queue. One without a cell that a scheduler has tried has more time: an autoscaler may
+        add a node for it.
 
         Args:
             store: the watch cache.

@@ -154,8 +154,9 @@ def judge_fit(facts: FitFacts) -> FitVerdict:
     """Return whether a service fits on any device class; it is unfit only if that is certain, and else unknown.
 
     It is unknown while the answer may change: the fit on a class is not known; an accelerator has a problem that may
-    pass; nobody says what some devices are; no class is known at all, or the list is full, so some may be missing; an
-    autoscaler may add devices; or a class is refused by an estimate that a measurement may correct.
+    pass; nobody says what some devices are; no class is known, nor that devices are too small, or the list is full, so
+    some may be missing; an autoscaler may add devices; or a class is refused by an estimate that a measurement may
+    correct.
     """
     # 1. What the condition Fits would say of the known device classes: True, Unknown or False.
     fit = describe_fit(facts.classes, 0) if facts.classes else None

@@ -235,7 +235,7 @@ async def _operate(
     ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for session in logins.sessions:
         await session.close()  # before the watches end: it waits for the connections that are in use
-    # All other tasks of this loop are those of kopf.
+    # All other tasks of this loop are those of kopf, and `stopped`.
     while running := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in running:
             task.cancel()

@@ -120,7 +120,7 @@ class _SharedEntries:
     def reduce(self, part: Callable[[Obj], Obj], obj: Obj) -> Obj:
         """Return `part(obj)`, the part to keep, in little memory: what equals a part of another object is shared.
 
-        This holds for strings, and for entries of managedFields, which are the same in many objects.
+        This holds for short strings, and for entries of managedFields, which are the same in many objects.
         """
         reduced = part(obj)
         metadata = reduced["metadata"]

@@ -141,8 +141,8 @@ class PlanWriter:
     async def _apply(self, resource: Resource, obj: Obj, *, must_apply_again: bool) -> Obj | None:
         """Apply an object; returns the answer, or None if the store shows that it would change nothing.
 
-        `must_apply_again`: apply it even so, as the API server has dropped a field of it before, which the store does
-        not show, and may keep the field by now.
+        `must_apply_again`: apply it even so, as the API server has dropped a field of it, or of another object of its
+        writer, before, which the store does not show, and may keep the field by now.
         """
         metadata = obj["metadata"]
         observed = self._store.get(resource, metadata["name"], metadata.get("namespace"))
@@ -160,7 +160,7 @@ class PlanWriter:
         the existing one is ours, it is applied by force; else NotOurs is raised.
         """
         try:
-            # Without force, a field that another manager has applied is a conflict.
+            # Without force, a field that another manager owns with another value is a conflict.
             return await self.client.apply(resource, obj, field_manager=FIELD_MANAGER, force=False)
         except Conflict as conflict:
             try:
@@ -210,8 +210,9 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     """Raise NotOurs, which names the true owner, unless the existing object has the same owner as the wanted one.
 
     A former owner has the kind and name of ours and another uid: it was deleted and made anew. Its objects are left to
-    the garbage collector, and NotDeletedYet is raised until they are gone. Those of a MetalHost are taken over, since
-    its grants must not stay for the minutes that this may take: applying them replaces the owner reference.
+    the garbage collector, and NotDeletedYet is raised until they are gone (NotOurs for a claim that is being deleted).
+    Those of a MetalHost are taken over, since its grants must not stay for the minutes that this may take: applying
+    them replaces the owner reference.
     """
     ours, theirs = controller_of(wanted), controller_of(existing)  # the controlling owners
     if ours is None or (theirs is not None and theirs["uid"] == ours["uid"]):

@@ -124,9 +124,9 @@ def queue_seconds(pod: Obj, now: datetime) -> float | None:
     """Return the seconds after which a pod in the queue counts as one without room, because it has waited for long.
 
     By then the queue has certainly looked at it and passed it over. None: it counts as one already, is not in the
-    queue, or is promised room there.
+    queue, is promised room there, or is being deleted.
     """
-    if not _may_lack_room(pod):  # it is not in the queue, or is promised room there
+    if not _may_lack_room(pod):  # not in the queue, promised room there, or being deleted
         return None
     since = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
     seconds_left = (since + _PASSED_OVER - now).total_seconds()

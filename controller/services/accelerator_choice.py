@@ -103,7 +103,7 @@ def choose_accelerators(
     find_speeds: FindSpeeds = find_no_speeds,
     probes: ProbeSource | None = None,
 ) -> ChosenAccelerators | None:
-    """Return how many replicas of a service go to which accelerator; None: its spec or Model names a single one.
+    """Return how many replicas of a service go to which accelerator; None: `list_candidates` finds no choice.
 
     First each accelerator is checked: could it run one replica at all? Then the free room decides, or the speed. If
     none can be chosen now, the last choice, which is in the status, is returned with the problem.
@@ -195,8 +195,8 @@ def _find_wait(
 ) -> ChosenAccelerators | None:
     """Return the last choice of a service without replicas, with the problem that its speeds are being measured.
 
-    None: it does not wait, because nothing measures, it has a choice already, wants no replica, names pools, or the
-    speed is known, or no longer waited for, on each device class that could run a replica.
+    None: it does not wait, because nothing measures, it has a choice already, wants no replica, names pools, or could
+    run on fewer than two device classes, or the speed on each is known, refused, or no longer waited for.
     """
     # With pools, their order decides, and no speed.
     if probes is None or last_choice.shares or not wanted_replicas(service) or service.spec.scheduling.pools:

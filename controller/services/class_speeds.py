@@ -46,7 +46,7 @@ def assess_classes(
         service: the service.
         served: its Models.
         number: devices of one replica, so that a class of one device, such as nvidia-l4x1, becomes one of that many;
-            0 on hosts, whose classes stay.
+            0 on hosts and processors, whose classes stay.
         classes: one device of each class.
         measured: measurements of the Model with this engine and these options, by device class.
         corrections: how far measurements of other models differed from their estimates, as far as the namespace of

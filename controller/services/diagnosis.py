@@ -92,7 +92,7 @@ def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> Servi
             return ServiceProblem(reason, f"pod {name}: {condition.get('message', 'no node fits')}", "Pending")
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting", {})
-        if waiting.get("reason") in _BROKEN:  # the kubelet cannot start it
+        if waiting.get("reason") in _BROKEN:  # it cannot start, or ends again and again
             ended = _describe_last_end(container, memory)
             return ServiceProblem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
     for container in status.get("containerStatuses", []):

@@ -53,8 +53,8 @@ def assume_inspection(
     """Give a Model in a copy of the cluster the status that it would have after its inspection; note what is assumed.
 
     The controller inspects a Model by a Job, which does not run in a copy: its result is taken from the header of the
-    source, or from a Model with the same source. Returns the note; empty: nothing is assumed, because the Model is
-    gone, inspected already, or nothing is known about its source.
+    source, a Model with the same source, or the memory that it states. Returns the note; empty: nothing is assumed,
+    because the Model is gone, inspected already or refused, or nothing of that is known.
 
     Args:
         copy: the copy.

@@ -122,7 +122,7 @@ def sort_processes(
 ) -> SortedProcesses:
     """Sort a service's processes by their next step: some are kept, and a surplus is deleted.
 
-    Superseded ones, of an earlier spec or on a host that they leave, serve until kept ones do; those displaced from
+    Superseded ones (of an earlier spec, or on a host lost or left) serve until kept ones do; those displaced from
     their host are listed once more with the reason. Rejected ones tell which host to avoid, and finished ones may go.
 
     Args:

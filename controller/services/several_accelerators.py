@@ -56,10 +56,10 @@ def list_parts(
 def summarize_parts(
     service: InferenceService, chosen: ChosenAccelerators, parts: Sequence[AcceleratorPart]
 ) -> tuple[CheckedReplica, InferenceService, ServiceProblem | None]:
-    """Return the replica and the service that the status describes, and why no part is served (None: one is).
+    """Return the replica and the service that the status describes, and why no part is served, or None.
 
     The status has room for one accelerator's engine and memory: those of the first part that can be served, else of the
-    first one. Without parts, which means that nothing could be chosen, they are the service as it is and no replica.
+    first one. Without parts (nothing could be chosen, or none is wanted), they are the service as it is and no replica.
     """
     for part in parts:
         if part.replica.checked.served is not None:

@@ -77,7 +77,7 @@ class SpeedSources(NamedTuple):
     def report(self, snapshot: Snapshot, key: ObjectKey, view: ServiceView, vendors: Vendors) -> SpeedReport:
         """Return all that the status shows of the speed of a service; begin the replacement of a replica if it is due.
 
-        From now on the service is enqueued when a measurement of its model changes.
+        From now on, if it can be served and has no companions, a changed measurement of its Model enqueues it.
         """
         if view.accelerator_choice is not None:
             classes = view.accelerator_choice.speeds

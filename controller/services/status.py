@@ -161,8 +161,8 @@ class ReadyVerdict(NamedTuple):
 def judge_ready(inputs: ReadyInputs) -> ReadyVerdict:
     """Return the value of Ready: the first rule that applies decides.
 
-    Ready is True once an endpoint has generated a token. It stays so until a probe finds an error, or none of the
-    replicas that answered is left.
+    Ready is True once an endpoint has generated a token. It stays so until a probe finds an error, none of the replicas
+    that answered is left, or no replica is wanted any more.
     """
     probe, problem = inputs.probe, inputs.problem
     if inputs.suspended:
@@ -226,7 +226,7 @@ def pick_phase(inputs: ReadyInputs, ready: Obj) -> Phase:
 def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
     """Return the status of a service by its view and its last probe, with Ready as its first condition.
 
-    The reconciler adds traffic, speed and replacement. Optional fields without a value are left out.
+    The reconciler adds traffic, speed, replacement and token. Optional fields without a value are left out.
     """
     metadata = view.service.metadata
     inputs = _read_ready_inputs(view, probe)

@@ -60,10 +60,10 @@ def _ask_tool(program: str) -> VendorReading:
 def parse_hl_smi(text: str) -> VendorReading:
     """Read the CSV table of hl-smi, whose columns are named by its header, such as `memory.total [MiB]`.
 
-    Without a header, the columns are the fields that were asked for. Lines with another number of cells are no rows.
+    Without a header, the columns are all of `_FIELDS`. Lines with another number of cells are no rows.
     """
     lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if len(line) > 1]
-    # _FIELDS: the fields that `_ask_tool` asks for, in their order
+    # _FIELDS: the fields that `_ask_tool` asks for first, in their order
     header = next((line for line in lines if line[0].strip() == "index"), None)
     names = [cell.partition("[")[0].strip() for cell in header] if header else list(_FIELDS)
     rows = [dict(zip(names, line, strict=True)) for line in lines if line is not header and len(line) == len(names)]

@@ -235,7 +235,8 @@ _links: Final[dict[tuple[str, ...], dict[int, list[int]]]] = {}
 def read_nvidia() -> VendorReading | None:
     """Read NVIDIA's GPUs and their MIG partitions by nvidia-smi; None if the tool is not installed.
 
-    Partitions, their memory and the links between GPUs take a further run of the tool each, and only if there are any.
+    Partitions and their memory take a further run of the tool each, only if MIG is on; the links between GPUs take one,
+    only if there are several GPUs, and once for the same ones.
     """
     program = find_program("nvidia-smi")
     if program is None:

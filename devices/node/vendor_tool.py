@@ -98,7 +98,7 @@ def _read_bounded(stream: IO[bytes], deadline: float) -> bytes | None:
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while size <= MOST_OUTPUT_BYTES:
-            # select returns nothing if the deadline comes before any output.
+            # select returns nothing if the deadline comes before further output.
             if not selector.select(max(deadline - time.monotonic(), 0)):
                 return None
             chunk = os.read(stream.fileno(), 1 << 16)

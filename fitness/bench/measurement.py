@@ -188,7 +188,7 @@ class _MeasuredEngine:
 
 
 def _needs_another_run(plan: BenchPlan, runs: int, seconds: float) -> bool:
-    """Return whether another run of one stream follows: the plan's number of runs and its least time are not over.
+    """Return whether another run of one stream follows: not after the plan's runs and least time, nor `MOST_RUNS`.
 
     Args:
         plan: the plan.
@@ -218,7 +218,7 @@ class PromptSource:
         self._random = random.Random(seed)  # noqa: S311 - no secret
 
     def next(self) -> str:
-        """Return a random prompt, which begins with a number that no other one has."""
+        """Return a random prompt, which begins with a random number that hardly any other one has."""
         return " ".join([str(self._random.getrandbits(32)), *self._random.choices(_WORDS, k=self._words)])
 
 

@@ -91,7 +91,7 @@ class HttpListener:
                 try:
                     bound = socket.socket(family, kind, protocol)
                 except OSError as error:
-                    # Raised unless the kernel lacks this family and other addresses are left.
+                    # Raised unless the kernel lacks this family and there are other addresses.
                     if error.errno != errno.EAFNOSUPPORT or len(infos) == 1:
                         raise
                     continue  # a kernel without IPv6 names :: nevertheless

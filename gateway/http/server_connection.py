@@ -74,7 +74,7 @@ class ServerConnection(asyncio.Protocol):
         self._last_unsent_bytes = 0  # in the write buffer when the deadline for the client to read was set
         self._is_ending = False
         """No more requests are taken: the connection closes, or waits until the client has read the last response."""
-        self._is_draining = False  # the server stops: the connection closes after the response
+        self._is_draining = False  # its listener is unbound: the connection closes after the response
         self._is_advancing = False  # `_advance` runs, which takes what comes meanwhile, too
         self._is_tls = False
         self._sends_at_once = False

@@ -67,7 +67,7 @@ class BackendPast:
         self._first_failure = 0.0
         """Time of the first of these failures."""
         self._failed_requests: set[int] = set()
-        """The digests of the requests that failed in a row."""
+        """The digests of the requests that failed in a row, three at most."""
         self._last_outcomes: deque[str] = deque(maxlen=_DISTINCT_FAILURES)
         """The kinds of the last of these failures, for the message."""
         self._longest_pauses: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)

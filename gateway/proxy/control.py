@@ -138,9 +138,9 @@ async def _take_over(
 async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.socket:
     """Wait until a newer proxy has accepted the listening sockets, and stop listening here; return its connection.
 
-    The configuration is locked meanwhile. What may fail, such as binding the socket for the time after the hand-over,
-    is done before the other can accept, because two proxies on the same sockets would have two configurations. If the
-    other does not accept, this one serves on and waits for the next.
+    The configuration is locked once one has connected. What may fail, such as binding the socket for the time after
+    the hand-over, is done before the other can accept, because two proxies on the same sockets would have two
+    configurations. If the other does not accept, this one serves on and waits for the next.
     """
     loop = asyncio.get_running_loop()
     claimed.hand_over.socket.setblocking(False)

@@ -76,7 +76,7 @@ class EngineScraper:
         self._read_at = 0.0
         """The end of the last reading, by the clock."""
         self._problem = ""
-        """The problem of the last reading, which is logged already; empty if there was none."""
+        """The problem of the last reading, empty if there was none; of several in a row only the first was logged."""
 
     async def scrape(self) -> EngineSeries:
         """Return the series of the engine, at most `REUSE_SECONDS` old."""

@@ -71,7 +71,7 @@ class InferenceRequest:
         self.id_line = f"{REQUEST_ID}: {self.request_id}\r\n".encode()
         """The field by which the engine and the client get the request's id."""
         # The outcome, for log and metrics.
-        self.status = CLIENT_GONE  # unless a response begins
+        self.status = CLIENT_GONE  # until a response or an error begins, and again if the client hangs up
         self.queued_seconds = 0.0
         self.first_token_seconds: float | None = None
         self.error = ""
@@ -258,7 +258,7 @@ class InferenceRequest:
         """Send an error as the response or, if that has begun, as the last event of a stream, and record the request.
 
         A response that has begun in a form without a place for an error is broken off. A request that is refused before
-        its service is known is only logged.
+        its service is known is logged instead of recorded.
         """
         exchange = self.exchange
         if exchange.started:

@@ -55,7 +55,7 @@ class JsonScanner:
         self.position = 0
         """The place of the next byte to read."""
         self._value_count = 0
-        """The strings, objects and arrays so far, whose number is limited."""
+        """The strings and brackets counted so far, whose number is limited; short strings between brackets are not."""
         self._work_since_pause = 0
         """The work since the last yield, in bytes of text that an expression reads.
 
@@ -180,7 +180,7 @@ class JsonScanner:
         plain_end = stop if quote < 0 else quote
         backslash = text.find(b"\\", start, plain_end)
 
-        # 2. Move on, from a backslash by an expression; count the searched bytes for a sixteenth of the work.
+        # 2. Move on, from a backslash by an expression. Only without a backslash, the bytes count for a sixteenth.
         if backslash >= 0:
             self.position = _match_end(_CHARACTERS, text, backslash, backslash + _PIECE_BYTES)
             work_bytes = self.position - start

@@ -190,7 +190,7 @@ class Listeners:
             backend.uid: self.services[service.name] for service in config.services for backend in service.backends
         }
         backends = [backend for service in config.services for backend in service.backends]
-        self.in_flight.forget_others({backend.uid for backend in backends})  # when their last requests ended
+        self.in_flight.forget_others({backend.uid for backend in backends})  # keeps only their last ends
         self.health.configure(backends)
 
     def _admit_waiting(self, uid: str) -> None:

@@ -77,8 +77,8 @@ class RequestBody:
     def render_for_engine(self, model: str | None) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays.
 
-        The client's own text is returned if nothing has to change. Else the object is written anew, with the model and
-        the other fields.
+        The client's own text is returned if its model stays and no field of it loads weights. Else the object is
+        written anew, with the model and the other fields.
         """
         if model is None and not self._loads_weights:
             return [self.content]

@@ -111,7 +111,7 @@ class HostBenchmarks:
                     await self._woken.wait()
 
     async def _measure_due(self) -> float | None:
-        """Measure one process if it is time; return the seconds until the next look, None if every one is measured.
+        """Measure one process if it is time; return the seconds until the next look, None if there is none to measure.
 
         It is time if a process is not in a pause after an earlier try, and the host is calm and has been idle.
         """

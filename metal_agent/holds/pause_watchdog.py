@@ -145,7 +145,7 @@ class PauseWatchdog:
     def find_displacement(self, process: HoldableProcess) -> Held | None:
         """Return why the pause displaces the process, which asks the cluster for a replacement; None if it may stay.
 
-        It may stay without a pause, if the owner's pause spares it (it is protected), or if it uses no memory.
+        It may stay without a pause, if the owner's pause spares it (it is protected), or if it is Rejected or Stopped.
         """
         uid, state = process.assignment.uid, process.state
         if not self._is_pausing or self._is_spared(uid) or state.phase in HOLDS_NO_MEMORY:

@@ -67,7 +67,7 @@ class Peaks:
         has_risen = [self._note(run, identify_serving(spec), used) for run, (spec, used) in used_by_run.items()]
         if not any(has_risen) or self._path is None:
             return
-        # _runs: by key, the last runs of engines that serve the same; the key that was used last is at its end.
+        # _runs: by key, the last runs of engines that serve the same; the key that was noted last is at its end.
         while len(self._runs) > _MAX_ENTRIES:
             self._runs.pop(next(iter(self._runs)))  # the one that was noted first
         try:
@@ -86,7 +86,7 @@ class Peaks:
         if previous and used_bytes < previous.bytes * _GROWTH:
             return False
         others = [run for run in runs if run is not previous]
-        # Inserted anew, so that the key that was used last is the last to be forgotten.
+        # Inserted anew, so that the key that was noted last is the last to be forgotten.
         self._runs.pop(key, None)
         self._runs[key] = [*others, Run(run_name, used_bytes)][-RUNS:]
         return True

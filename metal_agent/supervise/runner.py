@@ -64,7 +64,7 @@ class Runner:
         self._engine = adopted
         self._key = adopted.key if adopted else None
         """The key of the engine's process, or of the last one."""
-        self._weights = host.weights.pin(assignment.spec)  # locked on disk; None if they were never fetched
+        self._weights = host.weights.pin(assignment.spec)  # those on disk, locked; None if there are none
         self._daemon = host.daemons.get(assignment.spec.runtime)  # None if the engine has a process of its own
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()  # handled by `run`, one after the other
         self._actions_task: asyncio.Task[None] | None = None  # performs the actions of the state
@@ -73,7 +73,7 @@ class Runner:
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
         count_requests = partial(host.exposure.requests, assignment.uid)
         self._liveness = LivenessWatch(self.find_engine, count_requests, on_check=self._note_check, log=self._log)
-        hold = host.hold(assignment.uid)  # None if nothing keeps engines of this host from starting
+        hold = host.hold(assignment.uid)  # None if nothing keeps its engine from starting
         self.state, self._first_actions = lifecycle.start_lifecycle(hold)
         if record and adopted:
             self.state, self._first_actions = lifecycle.resume_lifecycle(
@@ -247,7 +247,7 @@ class Runner:
             case lifecycle.ProbeEngine():
                 return await self._probe(action.timeout_seconds)
             case lifecycle.WatchLiveness():
-                return await self._liveness.watch()  # Hung; None once the engine has ended
+                return await self._liveness.watch()  # Hung; None: it has ended, or is a daemon's model
             case lifecycle.CheckSuspect():
                 await asyncio.sleep(action.pause_seconds)
                 return await self._check_suspect(action.suspicion)

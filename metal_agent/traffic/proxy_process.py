@@ -142,7 +142,8 @@ class Proxy:
 
         * It is of an older build, and a new one has replaced it, which is now `process`.
         * It has ended.
-        * It has handed over to a proxy that an earlier agent started; the next call adopts that one.
+        * It has handed over to a proxy that an earlier agent started, which the next call adopts, or to a new one that
+          does not serve.
 
         Without a replacement, `process` and `state` are None and `answers` is False.
         """

@@ -343,7 +343,7 @@ def _choose_volume_mark(
 def _keep_unwanted(
     targets: Sequence[_WantedDeployment], deployments: Sequence[ObservedDeployment], replicas_to_cover: int
 ) -> list[_KeptDeployment]:
-    """Return the unwanted Deployments that keep serving until `replicas_to_cover` wanted replicas are ready.
+    """Return the unwanted Deployments that keep serving until `replicas_to_cover` more wanted replicas are ready.
 
     They are scaled down to that number together. If the scheduler refused a wanted pod on a node that they use (a full
     node), one replica fewer is kept, to make room.
@@ -372,7 +372,7 @@ def _keep_unwanted(
 def _leave_deployments(
     deployments: Sequence[ObservedDeployment], pods: ServicePods, wanted: int, *, are_current: bool
 ) -> Replicas:
-    """Return the existing pods of a service for which no Deployment is built: nothing can be served, or not in pods.
+    """Return the existing pods of a service for which no Deployment is built: no pod is wanted, or can be made.
 
     `are_current`: no other template is known, so the pods count as wanted, and Deployments with too many are scaled
     down. Else, or if no pod is wanted, they stay as they are: the reconciler decides whether to delete them.

@@ -18,7 +18,7 @@ _TEMPLATE: Final = "pod-template-hash"
 
 
 def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -> int | None:
-    """Return maxUnavailable for a Deployment whose pods wait for the queue; None: it has pods of one template alone.
+    """Return maxUnavailable for a Deployment whose pods wait for the queue; None: it has one template, no refusal.
 
     It decides when earlier pods end. Kubernetes ends those first that wait. With as many unavailable replicas allowed
     as have no place anyway, no pod that serves ends. One more is allowed once the queue nominates a new pod: it

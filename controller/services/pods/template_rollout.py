@@ -223,7 +223,7 @@ def _has_started(deployment: Obj) -> bool:
 
 
 def _keep_queue_settings(made: Obj, observed: Obj) -> Obj:
-    """Return the desired Deployment with the gate and PriorityClass that its present pods have, to restart none.
+    """Return the desired Deployment with the gate of its present pods; with their PriorityClass if it wants the gate.
 
     An edit of the priority needs no new pods: the queue reads it from the service. A PriorityClass counts while pods
     compete for a node in Kubernetes' scheduler, which pods behind the gate do not.
