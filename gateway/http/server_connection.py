@@ -307,9 +307,8 @@ class ServerConnection(asyncio.Protocol):
                     self._pause_reading()
                 self._table.count_unfinished_head(self, len(self._buffer))
             return
-        if not exchange.body_complete:
-            self._set_deadline()  # of the next piece
-        elif len(self._buffer) > self._table.caps.buffered_bytes:
+        self._set_deadline()  # of the next piece of its body; none once that is complete
+        if exchange.body_complete and len(self._buffer) > self._table.caps.buffered_bytes:
             self._pause_reading()
 
     def _go_on(self) -> None:

@@ -9,9 +9,13 @@ from contextlib import AsyncExitStack, closing, suppress
 import pytest
 
 from gateway.http.awaited_exchange import AwaitedExchange
+from gateway.http.connection_table import ConnectionTable
+from gateway.http.exchange import BodyTimeoutError, Exchange, RequestHandling
 from gateway.http.limits import HEAD_BYTES, ConnectionCaps, ConnectionTimes, connection_caps
+from gateway.http.listener import HttpListener
+from gateway.http.request_head import InvalidRequestError
 from tests.support.eventually import eventually
-from tests.unit.gateway.http.http_server import GET, connect, echo, serve
+from tests.unit.gateway.http.http_server import GET, MANY, HttpServer, connect, echo, render_error, serve
 
 POST = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
 
@@ -377,3 +381,45 @@ def is_closed(client: socket.socket) -> bool:
         return False
     except ConnectionResetError:
         return True
+
+
+class _LateAnswer:
+    """Answers half a second after the end of the body, or at once that it did not come."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def take_body(self, piece: bytes, *, is_last: bool) -> None:
+        del piece
+        if is_last:
+            asyncio.get_running_loop().call_later(0.5, self._exchange.respond, 200, b"", b"late")
+
+    def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
+        self._exchange.respond(408, b"", type(error).__name__.encode())
+
+    def resume_writing(self) -> None:
+        """Do nothing: the answer is short."""
+
+    def stop(self) -> None:
+        """Do nothing: the answer comes soon."""
+
+    def hang_up(self) -> None:
+        """Do nothing: the answer is lost."""
+
+
+async def test_whole_body_that_came_in_pieces_has_no_deadline() -> None:
+    times = ConnectionTimes(sweep_seconds=0.01, body_pause_seconds=0.2)
+    table = ConnectionTable(MANY, times.sweep_seconds)
+    listener = HttpListener(RequestHandling(_LateAnswer, render_error), table, times)
+    await listener.bind("127.0.0.1", 0)
+    try:
+        async with connect(HttpServer(listener, table, listener.port)) as client:
+            await client.send(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\na")
+            await eventually(lambda: table.accepted == 1)
+            await asyncio.sleep(0.05)
+            await client.send(b"b")
+            head, body = await client.answer()
+            assert (head.split()[1], body) == (b"200", b"late")
+    finally:
+        listener.unbind()
+        await listener.finish()
