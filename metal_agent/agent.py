@@ -32,7 +32,8 @@ from kube.resources import METAL_PROCESSES, SECRETS, ObjectKey, Resource
 from kube.store import Store
 from kube.time import rfc3339
 from kube.watch import Selection, reflect
-from metal_agent import agent_times, assignments
+from metal_agent import agent_work, assignments
+from metal_agent.agent_work import ASSIGN, EVENTS, LIST_AGAIN, PROXY, REPORT, SLICES, WorkKey
 from metal_agent.change_counter import ChangeCounter
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import follow_address
@@ -56,7 +57,6 @@ from metal_agent.state_folder import identify_agent
 from metal_agent.supervise import handover, keep_awake
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
-from metal_agent.work_keys import ASSIGN, EVENTS, LIST_AGAIN, PROXY, REPORT, SLICES, WorkKey
 
 PATIENCE_SECONDS: Final = 10.0
 """Time that a starting agent waits for the API before it serves the last known assignments."""
@@ -89,7 +89,7 @@ class Agent:
         self._facts, self._ledger = host_facts, ledger
         self._store = Store()  # caches this host's MetalProcesses and its Secret, by two watches
         self._synced = asyncio.Event()  # set once the first list of MetalProcesses is in the store
-        self._queue: WorkQueue[WorkKey] = WorkQueue()  # of work to do: see `work_keys`
+        self._queue: WorkQueue[WorkKey] = WorkQueue()  # of work to do: see `agent_work`
         self._identity = identify_agent(options.folder)  # the name under which it holds the Lease
         self._renewed_once = asyncio.Event()
         """Set once this agent has the Lease of its name; before, it takes no new assignment and reports nothing."""
@@ -181,7 +181,7 @@ class Agent:
             self._recovered.set()
             keep_awake_command = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
             loops = self._host.start_loops(group, keep_awake_command, has_benchmarks=self._options.benchmarks)
-            group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, agent_times.RECONCILE_SECONDS))
+            group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, agent_work.RECONCILE_SECONDS))
             group.create_task(reflect(self._client, self._store, secret))
             group.create_task(reflect(self._client, self._store, assigned, self._synced))
             address, server = self._exposed.address, self.connection.server
@@ -212,7 +212,7 @@ class Agent:
         served = set(self._exposed.services())  # before the stop: a stopped process serves no service
         await self._host.stop_processes(self._changes)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(agent_times.LAST_REPORT_SECONDS):
+            async with asyncio.timeout(agent_work.LAST_REPORT_SECONDS):
                 # Slices, statuses and MetalHost, each alone: one that is refused must not keep back the others.
                 reports = [*map(self._publish, served), *map(self._report_process, self._runners), self._report_host()]
                 for outcome in await asyncio.gather(*reports, return_exceptions=True):
@@ -229,7 +229,7 @@ class Agent:
             return
         log.info("machine_shuts_down", processes=len(self._runners))
         if self._renewed_once.is_set():  # before, another agent may have this name
-            await self._exposed.withdraw_all(agent_times.WITHDRAWAL_SECONDS)
+            await self._exposed.withdraw_all(agent_work.WITHDRAWAL_SECONDS)
 
     def _describe(self) -> AgentStatus:
         """Return the status for the control socket; `ready` needs adopted engines, and the Lease or no API server."""
@@ -352,7 +352,7 @@ class Agent:
         self._enqueue(*(("process", uid) for uid in self._runners))
 
     async def _reconcile(self, key: WorkKey) -> float | None:
-        """Do the work of one key (see `work_keys`); return the seconds until it is to be done again, if any."""
+        """Do the work of one key (see `agent_work`); return the seconds until it is to be done again, if any."""
         match key:
             case ("assign",):
                 return self._assign()
@@ -368,12 +368,12 @@ class Agent:
                 await self._report_process(uid)
             case ("host",):
                 await self._report_host()
-                return agent_times.REPORT_SECONDS
+                return agent_work.REPORT_SECONDS
             case ("events",):
                 await self._hold_events.send()
             case ("slices",):
                 self._enqueue(*(("slice", *service) for service in await self._exposed.endpoints.find_outdated()))
-                return agent_times.REPORT_SECONDS
+                return agent_work.REPORT_SECONDS
         return None
 
     def _assign(self) -> float | None:
@@ -413,7 +413,7 @@ class Agent:
         if self._may_have_slept:
             # The machine may have slept: an engine that does not answer becomes not ready.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(agent_times.LIVENESS_SECONDS):
+                async with asyncio.timeout(agent_work.LIVENESS_SECONDS):
                     await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))
         if self._exposed.freshness.gap_count != gap_count:
             return  # another gap has begun since the request; this is enqueued again after it
@@ -439,7 +439,7 @@ class Agent:
             raise TimeoutError(str(error)) from error
         if changed:
             self._publish_all()
-        return None if self._exposed.serves_all else agent_times.EXPOSE_SECONDS  # a token may be missing
+        return None if self._exposed.serves_all else agent_work.EXPOSE_SECONDS  # a token may be missing
 
     async def _report_process(self, uid: str) -> None:
         """Write the status of one process."""
