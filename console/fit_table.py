@@ -13,7 +13,7 @@ from msgspec import structs
 from console.density_models import KnownModel
 from console.density_snapshot import MachineProfile
 from crds.serving import Mode, ServingOptions
-from crds.size import size_text
+from crds.size import divide_up, size_text
 from fitness.fit import (
     FIT_LEVELS,
     GOOD_HEADROOM,
@@ -422,7 +422,7 @@ def assess_stated(
     if free is None:
         return None
     mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
-    device_bytes = (needed_bytes + devices.device_count - 1) // devices.device_count  # rounded up
+    device_bytes = divide_up(needed_bytes, devices.device_count)
     # refused: why these devices can never serve the weights, however much memory they have; None: they can
     refused = refuse_devices(workload, devices) if workload is not None else None
     level = grade_fit(mode, device_bytes, free) if refused is None else "too_tight"

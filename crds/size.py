@@ -1,4 +1,4 @@
-"""Readable sizes for statuses, messages and terminals."""
+"""Sizes: readable texts for statuses, messages and terminals, and division that rounds up."""
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -22,3 +22,8 @@ def count_text(number: int) -> str:
         if number >= size:
             return f"{number / size:.1f}{unit}"
     return str(number)
+
+
+def divide_up(amount: int, divisor: int) -> int:
+    """Return `amount / divisor`, rounded up to a whole number."""
+    return -(-amount // divisor)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from crds.serving import Role, ServingOptions
-from crds.size import MIB, size_text
+from crds.size import MIB, divide_up, size_text
 from crds.weights_header import Layout
 from runtimes.engine_estimate import PART_NAMES, DeviceParts, Parts
 from runtimes.registry import find_runtime
@@ -183,18 +183,13 @@ def _size_devices(
         stated_bytes: what the user states for the whole replica; its share of each device counts if it is more.
     """
     estimated_bytes = device.total_bytes if device else 0
-    stated_share = _divide_up(stated_bytes or 0, parts.devices)
+    stated_share = divide_up(stated_bytes or 0, parts.devices)
     held_bytes = max(estimated_bytes, stated_share)
     # What is held must fit into the share that the engine uses. What no program gets is added.
-    device_bytes_each = _divide_up(held_bytes * 1000, parts.used_permille) + _UNUSABLE_DEVICE_BYTES
+    device_bytes_each = divide_up(held_bytes * 1000, parts.used_permille) + _UNUSABLE_DEVICE_BYTES
     # None: the estimate decides.
     stated_bytes_each = stated_share if stated_share > estimated_bytes else None
     return PodMemory(container, device, device_bytes_each, stated_bytes_each)
-
-
-def _divide_up(amount: int, divisor: int) -> int:
-    """Return the quotient, rounded up to a whole number."""
-    return (amount + divisor - 1) // divisor
 
 
 def is_understated(stated_bytes: int, needed_bytes: int) -> bool:

@@ -67,11 +67,6 @@ class EngineMemory:
         return 0
 
 
-def divide_up(amount: int, divisor: int) -> int:
-    """Return `amount / divisor`, rounded up to a whole number."""
-    return -(-amount // divisor)
-
-
 class SpeedPrior(NamedTuple):
     """Habits of an engine on a vendor's devices."""
 

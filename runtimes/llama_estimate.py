@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from crds.serving import CacheType, ServingOptions
+from crds.size import divide_up
 from crds.weights_header import Layers, Layout
-from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior, divide_up
+from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior
 
 _PADDING: Final = 256
 """The number of cells of a cache is a multiple of this (`llama-context.cpp`, `llama-kv-cache-iswa.cpp`)."""

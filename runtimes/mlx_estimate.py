@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from crds.serving import CacheType, ServingOptions
+from crds.size import divide_up
 from crds.weights_header import Layout
-from runtimes.engine_estimate import EngineMemory, Parts, SpeedPrior, divide_up
+from runtimes.engine_estimate import EngineMemory, Parts, SpeedPrior
 
 _STEP: Final = 256
 """Tokens by which a cache grows (`KVCache.step`)."""

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from crds.serving import ServingOptions
-from crds.size import GIB, MIB
+from crds.size import GIB, MIB, divide_up
 from crds.weights_header import Layers, Layout
-from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior, divide_up
+from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior
 
 _KIB: Final = 2**10
 _BLOCK: Final = 16

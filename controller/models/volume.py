@@ -25,7 +25,7 @@ from controller.tenant_limits import allowed_tolerations
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, LABEL_MODEL, Toleration
 from crds.model import Model, ModelFacts
-from crds.size import MIB
+from crds.size import MIB, divide_up
 from kube.client import Obj
 from kube.kinds import PersistentVolumeClaim
 from kube.resources import MODELS, PVCS, Resource
@@ -231,7 +231,7 @@ def new_claim(model: Model, facts: ModelFacts, name: str, path: str) -> tuple[Re
 
 def sufficient_size(facts: ModelFacts) -> str:
     """Return a size that is large enough for the weights and one tenth more, as a Kubernetes quantity."""
-    needed_mib = ((facts.size_bytes or 0) * 11 + 10 * MIB - 1) // (10 * MIB)  # rounded up
+    needed_mib = divide_up((facts.size_bytes or 0) * 11, 10 * MIB)
     return f"{needed_mib + SPARE_MIB}Mi"
 
 

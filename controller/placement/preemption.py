@@ -13,6 +13,7 @@ import msgspec
 from controller.placement.pool_limits import is_borrowed
 from controller.placement.units import NOTHING, Amounts, Cell, Unit, subtract_amounts
 from crds.meta import PRIORITY_RANK
+from crds.size import divide_up
 
 _HIGHEST: Final = min(PRIORITY_RANK, key=PRIORITY_RANK.__getitem__)
 _NO_RANK: Final = len(PRIORITY_RANK)
@@ -182,7 +183,7 @@ class Candidates:
             if lacking > yielded.sums.get(name, 0):
                 return None
             largest = yielded.largest[name]
-            fewest_victims = max(fewest_victims, (lacking + largest - 1) // largest)  # rounded up
+            fewest_victims = max(fewest_victims, divide_up(lacking, largest))
         fewest_evicted = 0 if yielded.has_ending else fewest_victims
         # As `Victims.cost`, with the least that is possible: no wait, none at home, no device freed in vain.
         return 0.0, 0, -self._largest_rank[cell.id], fewest_evicted, 0

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from crds.size import size_text
+from crds.size import divide_up, size_text
 from devices.facts import HostFacts
 
 _GIB: Final = 2**30
@@ -91,7 +91,7 @@ class Ledger(msgspec.Struct):
         """Raise the reservation of `uid`, if it has one, to its measured use if that is more, in whole steps."""
         reserved_bytes = self.reserved.get(uid)
         if reserved_bytes is not None and used_bytes > reserved_bytes:
-            self.reserved[uid] = (used_bytes + _GROWTH_BYTES - 1) // _GROWTH_BYTES * _GROWTH_BYTES  # rounded up
+            self.reserved[uid] = divide_up(used_bytes, _GROWTH_BYTES) * _GROWTH_BYTES
 
     def observe_others(self, excess_bytes: int) -> None:
         """Note how much memory other programs use beyond the share that the budget leaves them.
