@@ -306,10 +306,10 @@ class _CopyPlan(NamedTuple):
 def _choose_free_name(model: Model, path: str, used_names: Collection[str]) -> str:
     """Return a name for a claim that is not among `used_names`."""
     cache = model.spec.cache
-    # The name has to fit into a label. Its digest tells apart other weights, class and size; an ordinal in the digest
-    # is raised until the name is free.
+    # The name has to fit into a label, so it begins with a part of the Model's. Its digest tells apart Models, weights,
+    # class and size; an ordinal in the digest is raised until the name is free.
     start = model.metadata.name[: _LONGEST_NAME - len("-cache-") - _DIGITS].rstrip("-.")
-    stated = (path, cache.storage_class_name or "", str(cache.size or ""))
+    stated = (model.metadata.name, path, cache.storage_class_name or "", str(cache.size or ""))
     digests = (hashlib.sha256("\0".join((*stated, str(ordinal))).encode()) for ordinal in itertools.count())
     names = (f"{start}-cache-{digest.hexdigest()[:_DIGITS]}" for digest in digests)
     return next(name for name in names if name not in used_names)

@@ -72,6 +72,15 @@ def test_copies_are_shared_by_services_and_only_the_largest_decides() -> None:
     assert simulated.nodes_of() == ["a", "b"]
 
 
+def test_models_whose_long_names_begin_alike_have_claims_of_their_own() -> None:
+    simulated = SimulatedCopies({"a": 9})
+    names = [f"{'long-' * 10}{number}" for number in range(2)]  # longer than the part of it that a claim's name has
+    for name in names:
+        simulated.make_model(name)
+        simulated.make_service(f"chat-{name}", model=name)
+    assert [len(simulated.claims(name)) for name in names] == [1, 1]
+
+
 def test_at_most_some_copies_are_made_at_the_same_time() -> None:
     simulated = simulate_service(dict.fromkeys("abcdefg", 1), replicas=7)
     for _ in range(7):
