@@ -82,9 +82,10 @@ class ResponsesStream(TokenStream):
         try:
             event = _event.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if len(line) <= LONGEST_LINE_BYTES:
+            if len(line) <= LONGEST_LINE_BYTES // 2:
                 return line
             # The first piece of an event that is too long to be held back: only its name is known, by an earlier line.
+            # The piece was longer than the limit, and may be a little shorter now by the client's name of the model.
             # UNSET as its number makes `_complete_event` add one; else it is taken to have the next one.
             number = UNSET if self._lacks_numbers else self._next_number
             event = _Event(type=self._event_name.decode(errors="replace"), sequence_number=number)

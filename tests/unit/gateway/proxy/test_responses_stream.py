@@ -140,6 +140,18 @@ def test_event_over_the_limit_of_an_engine_that_numbers_its_events_is_unchanged(
     assert b"".join(stream.feed(sent[a:b]) for a, b in itertools.pairwise(places)) + stream.finish() == sent
 
 
+def test_first_piece_of_a_long_event_gets_shorter_by_the_name_of_the_model_and_is_numbered_all_the_same() -> None:
+    stream = ResponsesStream("chat", "m" * 200)
+    output = "x" * (2 * LONGEST_LINE_BYTES)
+    sent = event("response.created", response={}) + event(
+        "response.completed", response={"model": "m" * 200, "output": output}
+    )
+    data = sent.rindex(b"data: ")
+    cuts = [0, data, data + LONGEST_LINE_BYTES, data + LONGEST_LINE_BYTES + 1, len(sent)]
+    got = b"".join(stream.feed(sent[a:b]) for a, b in itertools.pairwise(cuts)) + stream.finish()
+    assert [event["sequence_number"] for event in read_events(got)] == [0, 1]
+
+
 def test_event_of_an_item_that_was_not_added_belongs_to_the_last_one() -> None:
     stream = ResponsesStream("chat")
     stream.feed(LLAMA[: LLAMA.index(b"response.output_text.delta")] + b"\n\n")
