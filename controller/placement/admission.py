@@ -1,8 +1,7 @@
 """Admission: the leader's loop that plans the queue and carries out what was planned.
 
-Something changes, a moment is waited for more of it, a thread plans one round, and the ledger is swapped; only then
-units get their cells and others are evicted. All that a round is decided by is in the objects and in the ledger, so
-nothing is lost when the controller dies between any two lines: the next leader finishes what the ledger says.
+All that a round is decided by is in the objects and in the ledger, so nothing is lost when the controller dies between
+any two lines: the next leader finishes what the ledger says.
 """
 
 import asyncio
@@ -82,20 +81,20 @@ class LeadershipTerm:
         self._ledger = QueueLedger(leading.client, parts.identity)
         self._wake, self._vanished = wake, vanished  # asks for another round; places of units that vanish
         self._writer = AdmissionWriter(leading)
-        self._claims = OpenClaims()
-        """Admissions that are decided and not known to be written; they reserve room."""
-        self._freed_places: tuple[FreedPlace, ...] = ()
-        """Queue places of ended units, which their successors may inherit."""
-        self._unwritten_uids: set[str] = set()
-        """uids of the units whose freed places the ledger does not have yet."""
+
+        # What the ledger has, or gets with the next round.
+        self._claims = OpenClaims()  # admissions that are decided and not known to be written; they reserve room
+        self._freed_places: tuple[FreedPlace, ...] = ()  # queue places of ended units, for their successors
+        self._unwritten_uids: set[str] = set()  # units whose freed places the ledger does not have yet
+
+        # What only this term knows.
         self._retries = WriteRetries(wake)  # pauses after failed writes, by uid of the unit
         self._unscheduled = UnscheduledPods()  # admitted pods that the scheduler refuses
         self._slots = WriteSlots(WRITES_AT_ONCE)  # limits the writes at once
         self._writes = UnitWrites(tasks, self._slots, self._retries)  # all writes apart from admissions
         self._unreported = UnreportedEnds(wake)  # ended processes whose memory a host still reports as taken
         self._events = QueueEventSender(leading)  # sends Events of the services
-        self._failed_ledger_writes = 0
-        """Writes of the ledger in a row that failed."""
+        self._failed_ledger_writes = 0  # in a row
 
     async def begin(self) -> None:
         """Forget units of earlier terms, and take the ledger over; tasks finish what the last leader began."""
@@ -162,34 +161,33 @@ class LeadershipTerm:
 
         The first write was that of another leader, or one of ours without an answer. The cell stays the same even if it
         is gone: one of its name may come back and be given to another unit before the first write arrives.
-
-        1. Write again, after a fresh read of the objects, until that succeeds, or the unit is stale (gone or changed),
-           or no late write can arrive any more.
-        2. If every try failed, or only a part of a gang is gone, keep the room until no late write can arrive, then
-           read.
-        3. Release the room; after a failure the claim must also leave the ledger.
         """
         loop, failures = asyncio.get_running_loop(), 0
         given_up_at = loop.time() + LATE_WRITE_SECONDS
+
+        # 1. Write again until that succeeds, the unit is stale (gone or changed), or no late write can arrive any more.
         outcome: AdmissionOutcome = "failed"
-        while outcome == "failed" and loop.time() < given_up_at:  # step 1
+        while outcome == "failed" and loop.time() < given_up_at:
             # The watch may not have shown yet what the other leader saw or wrote.
             await self._writer.read(claim.kind, claim.objects)
-            with contextlib.suppress(NamespaceHangs):
+            with contextlib.suppress(NamespaceHangs):  # then this try has failed, too
                 async with self._slots.hold(claim.namespace):
                     outcome = await self._write_claim(uid, claim, is_own=False)
             if outcome == "failed":
                 failures += 1
                 await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS))
+
+        # 2. Keep the room while a write may still arrive: every try failed, or only a part of a gang is gone.
         find_pod = functools.partial(self._leading.store.get, PODS, namespace=claim.namespace)
         # A gang is stale if one of its pods is gone; the write of another one may arrive all the same.
         is_partial_gang = outcome == "stale" and claim.kind == "gang" and any(map(find_pod, claim.names))
-        may_arrive_late = outcome == "failed" or is_partial_gang
-        if may_arrive_late:  # step 2
+        if outcome == "failed" or is_partial_gang:
             kept_until = max(given_up_at, self._claims.find_late_write(uid))  # a try above may be late, too
             await asyncio.sleep(max(0.0, kept_until - loop.time()))
             await self._writer.read(claim.kind, claim.objects)
-        self._release(uid, is_done=outcome != "failed")  # step 3
+
+        # 3. Release the room; after a failure the claim must also leave the ledger (it is not done).
+        self._release(uid, is_done=outcome != "failed")
 
     async def _write_claim(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
         """Write the cells of a claim into its objects once, and return the outcome.
@@ -209,6 +207,7 @@ class LeadershipTerm:
             if self._retries.note_failure(uid, cell, error) == REPORTED_TRIES:
                 service = ObjectKey(claim.namespace, claim.service)
                 self._tasks.create_task(self._events.send(service, describe_failure(claim.names[0], cell, str(error))))
+
             is_unanswered = isinstance(error, Unreachable) or error.status == HTTPStatus.GATEWAY_TIMEOUT
             if is_unanswered:  # its room stays reserved for as long as the write may arrive
                 self._claims.expect_late_write(uid, asyncio.get_running_loop().time() + LATE_WRITE_SECONDS)
@@ -220,6 +219,7 @@ class LeadershipTerm:
         else:
             self._retries.forget(uid)
             outcome = "admitted"
+
         if is_own:
             self._release(uid, is_done=True)
         return outcome
@@ -235,66 +235,67 @@ class LeadershipTerm:
         self._release(uid)
 
     async def play_round(self) -> RoundReport:
-        """Plan one round, write its actions to the ledger, carry them out, and return the report about the round.
-
-        1. Note the queue places of units that have vanished; those of units that are gone may be inherited.
-        2. Plan, and report the result to the board and the metrics. Ask for another round when time alone changes a
-           decision.
-        3. Annotate pods and processes with the places that they inherit.
-        4. Write the decisions to the ledger first: if this controller dies, the next leader finishes them from there.
-        5. Only then give cells to units, evict, and delete pods that the scheduler refuses. If the ledger was not
-           written, nothing is carried out, and another round decides anew.
-        """
+        """Plan one round, write its actions to the ledger, carry them out, and return the report about the round."""
+        # 1. Note the queue places of vanished units (pods or processes); those of units that are gone may be inherited.
         self._add_vanished()
         inheritable = self._list_inheritable()
+
+        # 2. Plan, and report the result to the board and the metrics.
         observed, report = await self._plan(inheritable)
         meter = ProcessorMeter()  # processor time of the reports
         with meter.running():
             self._parts.on_round(report)
+
+        # 3. Ask for another round when time alone changes a decision; None: it changes none.
         made = report.round
-        for seconds in (made.again_seconds, observed.again_seconds):  # None: time alone changes nothing
+        for seconds in (made.again_seconds, observed.again_seconds):
             if seconds is not None:
                 asyncio.get_running_loop().call_later(seconds, self._wake)
+
+        # 4. Annotate pods and processes with the places that they inherit.
         await self._keep_places(observed, inheritable)
+
+        # 5. Write the decisions to the ledger first: if this controller dies, the next leader finishes them from there.
+        #    Only then give cells to units, evict, and delete the overdue pods, which the scheduler refuses.
         overdue = self._list_overdue(observed.units)
         if made.actions or overdue or self._unwritten_uids or self._claims.must_rewrite_ledger:
-            if await self._write_ledger(made.actions, overdue):  # False: nothing of the round may be done
+            if await self._write_ledger(made.actions, overdue):
                 await self._carry_out(made)
                 await self._requeue(overdue)
             else:
-                self._wake()
+                self._wake()  # nothing of this round is carried out: another one decides anew
         return report._replace(processor_seconds=report.processor_seconds + meter.seconds)
 
     async def _plan(self, inheritable: Iterable[FreedPlace]) -> tuple[ObservedUnits, RoundReport]:
-        """Read the units and plan one round in a thread; nothing is written to the cluster.
-
-        1. Read the units of the store, in short steps; successors inherit the places in `inheritable`. Add ended
-           processes whose host still reports their memory as taken.
-        2. Subtract the room of open claims (admissions under way) from the cells.
-        3. Leave out units that must not be planned now, and add what the end of each would free of claimed devices.
-        4. Plan in a thread. If a claim's unit is unknown, cells may only seem full: keep nothing but admissions to free
-           cells.
-        """
+        """Read the units and plan one round in a thread; nothing is written to the cluster."""
         loop = asyncio.get_running_loop()
         moment, started, meter = datetime.now(UTC), loop.time(), ProcessorMeter()
         now = moment.timestamp()
+
+        # 1. Read the units of the store; successors inherit the places in `inheritable`.
         self._vanished.begin_round()  # units that vanish from here on are noted, too
         observed = await self._observe(moment, inheritable, meter)
         with meter.running():
+            # Ended processes whose host still reports their memory as taken are units as well.
             observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))
+
+            # 2. Subtract the room of open claims (admissions under way) from the cells.
             cells, is_all_known = self._claims.reserve(self._parts.registry.list_cells(), observed.units)
             self._vanished.expect(observed.units)  # to know their places if they vanish
+
+            # 3. Leave out units that must not be planned now; add what the end of each would free of claimed devices.
             plannable = self._list_plannable(observed.units, started)
             units = [self._parts.registry.devices.add_freed(unit) for unit in plannable]
             rules = self._parts.rules()
 
+        # 4. Plan in a thread, so that the event loop goes on.
         def run_planner() -> Round:
             with meter.running():
                 return plan(cells, units, rules, now)
 
         made = await asyncio.to_thread(run_planner)
         if not is_all_known:
-            # A cell that seems full may be free in a moment: only admissions to free cells are kept.
+            # The unit of a claim is unknown, so a cell that seems full may be free: only admissions to free cells stay.
             made = made._replace(
                 actions=tuple(action for action in made.actions if isinstance(action, Admit) and action.cells)
             )
@@ -314,13 +315,12 @@ class LeadershipTerm:
         self._unwritten_uids.update(place.unit for place in places)
 
     async def _observe(self, moment: datetime, freed: Iterable[FreedPlace], meter: ProcessorMeter) -> ObservedUnits:
-        """Return the units of the store, read in short steps so that the event loop stays responsive.
-
-        `freed` are queue places of ended units, which waiting units of the same service inherit.
-        """
+        """Return the units of the store, read in short steps so that the event loop stays responsive."""
+        # The places of ended units, which waiting units of the same service inherit.
         freed_by_service: dict[str, list[str]] = {}
         for place in freed:
             freed_by_service.setdefault(place.service, []).append(place.enqueued_at)
+
         steps = observe_units_in_steps(
             self._leading.store,
             self._parts.vendors,
@@ -340,7 +340,6 @@ class LeadershipTerm:
         loop, pool_rules = asyncio.get_running_loop(), self._parts.rules().pools
 
         def is_elastic(unit: Unit) -> bool:
-            """Return whether one of the unit's pools has an autoscaler."""
             return any(pool_rules.get(pool, PoolRules()).elastic > 0 for pool in unit.pools)
 
         overdue, again_seconds = self._unscheduled.list_overdue(self._leading.store, units, loop.time(), is_elastic)
@@ -363,9 +362,8 @@ class LeadershipTerm:
     def _list_plannable(self, units: Iterable[Unit], now: float) -> Iterable[Unit]:
         """Yield the units that this round may decide about: all that run or end, and most that wait.
 
-        Left out are waiting units whose service is not assessed yet (its needs are unknown), that are being admitted,
-        or that pause after a failed write. Yielded units carry the cells that refused them (`refused_by`: tried last;
-        `avoid`: never).
+        Left out are waiting units whose needs are not assessed yet, that are being admitted, or that pause after a
+        failed write. Yielded units carry the cells that refused them (`refused_by`: tried last; `avoid`: never).
         """
         for unit in units:
             if unit.state != "waiting":
@@ -383,20 +381,24 @@ class LeadershipTerm:
     async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
         """Write the claims and freed places of a round to the ledger; return whether its actions may be carried out.
 
-        False after a failed write: the ledger has been taken over again, and the next round decides anew. Admissions
-        beyond the ledger's size get no claim, so they are not carried out but planned again.
+        False after a failed write: the ledger has been taken over again, and the next round decides anew.
         """
+        # 1. Make a claim for each admission, as far as the ledger has room. Without a claim, it is not carried out.
         admissions = [action for action in actions if isinstance(action, Admit)]
         claims = build_claims(admissions, self._claims.count_objects())
         if len(claims) < len(admissions):
-            self._wake()  # the ledger has no room for the others: they are planned again
-        # The service itself makes the successor of a process, with its place.
-        ended = [action.victim for action in actions if isinstance(action, EvictUnit)] + [pod.unit for pod in overdue]
+            self._wake()  # the others are planned again
+
+        # 2. Free the places of units that end now. The service itself makes the successor of a process, with its place.
+        victims = [action.victim for action in actions if isinstance(action, EvictUnit)]
+        ended = [*victims, *(pod.unit for pod in overdue)]
         newly_freed = [build_freed_place(unit) for unit in ended if unit.key.kind != "process"]
         if not claims and not ended and not self._unwritten_uids and not self._claims.must_rewrite_ledger:
             return True  # nothing is new to the ledger; only nominations are to be carried out, if anything
         known_uids = {place.unit for place in self._freed_places}
         freed_places = (*self._freed_places, *(place for place in newly_freed if place.unit not in known_uids))
+
+        # 3. Write both; they count here only once the ledger has them.
         self._claims.must_rewrite_ledger = False  # this write leaves out the claims that were given up
         try:
             await self._ledger.write(self._claims.list_all(claims), freed_places)
@@ -412,22 +414,20 @@ class LeadershipTerm:
         return True
 
     async def _carry_out(self, made: Round) -> None:
-        """Admit, nominate and evict as a round decided; a refused write of one unit does not stop the others.
-
-        Returns while writes that hang still go on. A victim is evicted only if the promise to its preemptor was
-        written.
-        """
+        """Admit, nominate and evict as a round decided; a refused write of one unit does not stop the others."""
+        # 1. Write the admissions that the ledger has a claim for.
         admissions = [admit for admit in made.actions if isinstance(admit, Admit) and admit.unit.uid in self._claims]
         with self._parts.admitting() if admissions else contextlib.nullcontext():  # holds reconciles back
             pending = {self._tasks.create_task(self._admit(admission)) for admission in admissions}
             done = set(pending)
             while pending and done:
-                # Once none has ended for HANG_SECONDS, the rest goes on, with its room reserved, beside later rounds.
+                # Once none has ended for HANG_SECONDS, the rest goes on beside later rounds, with its room reserved.
                 done, pending = await asyncio.wait(pending, timeout=HANG_SECONDS)
+
+        # 2. Nominate units, or withdraw that; note in `unpromised` those for which the write failed.
         unpromised: set[str] = set()
 
         async def write_nomination(action: Nominate | WithdrawNomination) -> None:
-            """Write or remove a unit's nomination (its promised cells); note the unit in `unpromised` if that fails."""
             unit = action.unit
             nomination = action.nomination if isinstance(action, Nominate) else None
             if not await self._writes.try_write(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
@@ -435,8 +435,9 @@ class LeadershipTerm:
 
         nominations = (action for action in made.actions if isinstance(action, Nominate | WithdrawNomination))
         await write_at_once(WRITES_AT_ONCE, (functools.partial(write_nomination, action) for action in nominations))
+
+        # 3. Evict, but only for preemptors that are nominated: else the freed room may go to whoever comes first.
         for action in made.actions:
-            # Only once the preemptor is nominated: else the freed room may go to whoever comes first.
             if isinstance(action, EvictUnit) and action.preemptor.uid not in unpromised:
                 await self._evict(action)
 
@@ -459,6 +460,7 @@ class LeadershipTerm:
             outcome = "failed"
             self._release(unit.uid)
             self._retries.note_failure(unit.uid, "", hangs)  # "": no cell is to blame
+
         if outcome == "admitted":
             self._parts.on_admitted(action)
             self._tasks.create_task(self._events.send(unit.service, describe_admission(unit, action.cells)))
@@ -474,17 +476,14 @@ class LeadershipTerm:
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
             self._parts.on_preemption(action)
             self._tasks.create_task(self._events.send(victim.service, describe_preemption(victim, preemptor)))
-            # The watch shows the end a moment later: it need not be asked for again.
-            self._retries.pause(victim.uid, SEEN_SECONDS)
+            self._retries.pause(victim.uid, SEEN_SECONDS)  # until the watch shows the end
 
     async def _keep_places(self, observed: ObservedUnits, inheritable: Sequence[FreedPlace]) -> None:
-        """Annotate units with the places that they inherit; forget spent places, and failures of units now gone.
-
-        A freed place is spent unless `open_places` still has it: a living unit has it, or no replica lacks that could
-        get it. `inheritable` are the freed places that were offered to this round.
-        """
-        # Failures are noted by uid of a unit, those to annotate its place by its key, as in `annotate` below.
+        """Annotate units with the places that they inherit; forget spent places, and failures of units now gone."""
+        # 1. Forget failures. They are noted by uid of a unit; those to annotate its place, by its key as in `annotate`.
         self._retries.keep_only({*(unit.uid for unit in observed.units), *map(str, observed.places)})
+
+        # 2. Annotate units that do not pause after a failure.
         now = asyncio.get_running_loop().time()
 
         async def annotate(key: UnitKey, place: str) -> None:
@@ -494,6 +493,8 @@ class LeadershipTerm:
 
         due = [(key, place) for key, place in observed.places.items() if not self._retries.is_paused(str(key), now)]
         await write_at_once(WRITES_AT_ONCE, (functools.partial(annotate, *key_and_place) for key_and_place in due))
+
+        # 3. Forget the places that were offered to this round (`inheritable`) and that no unit can inherit any more.
         spent = {place for place in inheritable if place.enqueued_at not in observed.open_places.get(place.service, ())}
         self._freed_places = tuple(place for place in self._freed_places if place not in spent)
         self._unwritten_uids.intersection_update(place.unit for place in self._freed_places)

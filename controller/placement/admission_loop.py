@@ -37,19 +37,19 @@ class Admission:
         self._trigger.make_due(RoundCause.UNIT)
 
     async def run(self, leading: Leading) -> None:
-        """Plan rounds and carry them out until this is cancelled at the end of the leadership (`leading`).
-
-        Changes of the store and of the cells (nodes and hosts) are subscribed to in the first term only: subscriptions
-        last as long as the store. Each term begins with a round, whatever has changed; the trigger paces all later
-        ones.
-        """
+        """Plan rounds and carry them out until this is cancelled at the end of the leadership (`leading`)."""
+        # Follow changes of the store and of the cells (nodes and hosts), from the first term on: subscriptions last as
+        # long as the store.
         if not self._is_subscribed:
             leading.store.subscribe(functools.partial(self._wake_on_change, leading.store))
             self._parts.registry.subscribe(self._trigger.note_cells)
             self._is_subscribed = True
+
         async with asyncio.TaskGroup() as tasks:
             term = LeadershipTerm(self._parts, leading, tasks, self.wake, self._vanished)
             await term.begin()
+
+            # Each term begins with a round, whatever has changed; the trigger paces all later ones.
             self._trigger.restart()
             while True:
                 await self._trigger.wait()

@@ -77,12 +77,15 @@ class AdmissionWriter:
         its cell.
         """
         names, cells = claim.objects, claim.cells
-        # The name of the node or host for each object; empty if there are no cells.
+        # By object, the name of its node or host; empty if there are no cells. A cell is `node/NAME` or `host/NAME`.
         machines = [cell.partition("/")[2] for cell in cells] if cells else [""] * len(names)
+
         for name, machine in zip(names, machines, strict=True):
             obj = self._find(_resource_of(claim.kind), name)
+            # The uid of a gang is that of its first pod, so its objects are not compared.
             if claim.kind != "gang" and obj["metadata"]["uid"] != uid:
                 raise StaleUnit(f"{name} is the name of a successor")
+
             if claim.kind != "process":
                 await self._ungate(name, obj, machine, claim.node_labels)
             elif claim.memory_bytes and obj["spec"]["memoryBytes"] > claim.memory_bytes:
@@ -136,14 +139,17 @@ class AdmissionWriter:
         # Only to check: this raises StaleUnit if the preemptor is gone.
         for name in preemptor.objects:
             self._find_object(preemptor, name)
+
         for name in victim.objects:
             try:
                 obj = self._find_object(victim, name)
             except StaleUnit:
-                continue
+                continue  # it is gone already
             if victim.key.kind != "process":
                 await self._evict_pod(name, obj)
                 continue
+
+            # A process has no eviction: it is deleted.
             self._require_leadership()
             try:
                 await self._client.delete(METAL_PROCESSES, name.name, name.namespace, uid=obj["metadata"]["uid"])
@@ -162,13 +168,15 @@ class AdmissionWriter:
         except (NotFound, Conflict):
             log.info("unit_gone", object=str(name))
         except ApiError as error:
+            # Two kinds of refusal are overruled: by our own budget, and by budgets of users for too long.
             if self._is_refused_by_own_budget(pod, error):
                 log.info("own_budget_overruled", pod=str(name))
             elif error.status in _REFUSED_BY_BUDGET and self._is_out_of_patience(uid, now):
                 log.warning("eviction_overruled", pod=str(name), error=str(error))
             else:
                 raise
-            # A budget refuses the eviction, so the pod is deleted instead.
+
+            # The pod is deleted instead.
             self._require_leadership()
             await self._client.delete(PODS, name.name, name.namespace, uid=uid)
         self._refusals.pop(uid, None)
@@ -184,6 +192,7 @@ class AdmissionWriter:
         owner = controller_of(budget) if budget is not None else None
         if owner is None or (owner["kind"], owner["name"]) != (INFERENCE_SERVICES.kind, service):
             return False
+
         # The cause names the one budget that refuses; a pod with two of them gets another status.
         is_named = any(service in message.split() for _, message in error.causes)
         return error.status == HTTPStatus.TOO_MANY_REQUESTS and is_named
@@ -196,6 +205,7 @@ class AdmissionWriter:
             for pod_uid, refusals in self._refusals.items()
             if now - refusals.latest < EVICTION_PATIENCE_SECONDS
         }
+
         first_refused_at = self._refusals[uid].first if uid in self._refusals else now
         self._refusals[uid] = _EvictionRefusals(first=first_refused_at, latest=now)
         return now - first_refused_at >= EVICTION_PATIENCE_SECONDS

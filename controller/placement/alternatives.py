@@ -36,12 +36,13 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
     Args:
         search: the room before the unit takes the cells.
         unit: the unit.
-        cells: `Cell.id` of what it gets.
+        cells: `Cell.id` of the cells (nodes or hosts) that it gets.
     """
     if len(unit.parts) != 1:
         return ()
-    # A class may be in several pools: full in one, and free in another.
-    # So one class may be in both of these; `refusals` has a word by class: the service refuses it, or it is full.
+
+    # 1. Find the best free cell of each class. A class may be in several pools, full in one and free in another: then
+    #    it is in both of these. `refusals` has one word by class: the service refuses it, or it is full.
     best_by_class: dict[str, CellChoice] = {}
     refusals: dict[str, str] = {}
     for pool in unit.pools:
@@ -54,13 +55,14 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
             elif best is None or search.sort_key(unit, choice) < search.sort_key(unit, best):
                 best_by_class[device_class] = choice
 
+    # 2. Classes with a free cell come first, the best of them first.
     best_first = sorted(best_by_class.values(), key=lambda choice: search.sort_key(unit, choice))
     free = [
         Alternative(search.cells[choice.cell_id].device_class, choice.cell_id, search.score(unit, choice.cell_id))
         for choice in best_first
     ]
-    # A class may have been refused in one pool and be free in another: then it is listed as free only. The class that
-    # the unit gets is not listed as refused.
+
+    # 3. The others follow by name. A class that is free in any pool is not listed as refused, nor is the unit's own.
     own_class = search.cells[cells[0]].device_class
     refused = [
         Alternative(device_class, refusal=refusal)

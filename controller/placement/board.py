@@ -52,8 +52,6 @@ class _Entry(NamedTuple):
     position: int | None
     ahead: tuple[int, ...]
     """Units ahead by rank."""
-    needed: int
-    """Need of those ahead and of it in its lane."""
     nomination: Nomination | None
     reason: QueueReason | None
     """None: too little is free, or all cells that could run it are closed."""
@@ -94,6 +92,7 @@ class _ShownRound(NamedTuple):
         """
         if not self.failures:
             return self.round.queue
+
         planned = {unit.uid for unit in self.round.queue}
         waiting = (unit for unit in self.units if unit.state == "waiting" and not unit.is_superseded)
         missing = [unit for unit in waiting if unit.uid in self.failures and unit.uid not in planned]
@@ -132,6 +131,8 @@ class Board:
         self._on_start = on_start
         self._pacer = NoticePacer(on_change, on_move or on_change)  # spreads the calls of these over time
         self._estimator = StartEstimator(on_start)  # estimates when units start
+
+        # What the last shown round has set.
         self._entries: dict[ObjectKey, _Entry] = {}
         """By service, its first waiting unit as last shown."""
         self._lengths: dict[str, int] = {}
@@ -143,11 +144,16 @@ class Board:
         self._cells: Sequence[Cell] = ()  # those of the round that is shown
         self._closed: frozenset[str] = frozenset()
         """`Cell.id` of the cells that took no new unit when the standings were set last."""
+        self._now = 0.0  # the wall clock of the round that is shown
+        self.depths: Depths = {}
+
+        # For the texts, which are made when a service asks.
         self._counter: RefusalCounter | None = None
         """Counts the cells by the reason for which they refuse a unit; None: no service has asked yet."""
         self._is_counted = False
         """The counter has taken the round that is shown: it does so when the first service asks."""
-        self._now = 0.0  # the wall clock of the round that is shown
+
+        # Rounds that come, and the time at which the latest is shown.
         self._updated_at = -math.inf
         """The time of the loop when the standings were set last."""
         self._timer: asyncio.TimerHandle | None = None
@@ -160,7 +166,6 @@ class Board:
         """The last round; it is shown within a second."""
         self._shown: _ShownRound | None = None
         """The round by which the standings were set last."""
-        self.depths: Depths = {}
 
     def restart(self) -> None:
         """Forget everything: another replica may have led since.
@@ -197,33 +202,37 @@ class Board:
         """
         self._evicted.update(action.victim.uid for action in decided.actions if isinstance(action, EvictUnit))
         self._latest = _ShownRound(decided, tuple(cells), now, units, failures)
+
         loop = asyncio.get_running_loop()
         wait_seconds = self._updated_at + UPDATE_SECONDS - loop.time()
         if wait_seconds <= 0:
             self._show_latest()
-        elif self._timer is None:
+        elif self._timer is None:  # else the timer shows this round
             self._timer = loop.call_later(wait_seconds, self._show_latest)
 
     def _show_latest(self) -> None:
-        """Compute the standing of each waiting service from the latest round, and report those that have changed.
-
-        1. Teach the estimator of start times what came, started and ended.
-        2. Find the first waiting unit of each service, and the services that are evicted for it.
-        3. Give changed services to the pacer, which spreads the notices over time.
-        """
+        """Compute the standing of each waiting service from the latest round, and report those that have changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+        # 1. Take over the round.
         shown = self._shown = self._latest
         if shown is None:  # the board was restarted meanwhile
             return
         self._cells, self._now, units = shown.cells, shown.now, shown.units
         self._is_counted, self._updated_at = False, asyncio.get_running_loop().time()
+
+        # 2. Teach the estimator of start times what came, started and ended.
         self._estimator.observe(units, self._evicted, {cell.id: cell.pool for cell in self._cells}, self._now)
         self._evicted.clear()
+
+        # 3. Find the first waiting unit of each service (its entry), and the services whose units end for it (victims).
         entries, lengths = self._list_entries(shown)
         self._on_depths(self.depths)
         entries = self._note_victims(entries, units)
+
+        # 4. Give changed services to the pacer, which spreads the notices over time.
         closed = frozenset(cell.id for cell in self._cells if cell.closed)
         self._report_changes(entries, lengths, has_closed_changed=closed != self._closed)
         self._entries, self._lengths, self._closed = entries, lengths, closed
@@ -237,6 +246,7 @@ class Board:
             await asyncio.sleep(REFRESH_SECONDS)
             passed = loop.time() - self._updated_at
             if self._shown is not None and self._entries and passed >= REFRESH_SECONDS:
+                # The same round is shown again, as of now.
                 self._latest = self._shown._replace(now=self._now + passed)
                 self._show_latest()
 
@@ -252,21 +262,24 @@ class Board:
             if last is not None:
                 self._recalled.add(service)
             return last
+
         self._pacer.drop_move(service)
         entry = self._entries.get(service)
         if entry is None:
             return None
         unit = entry.unit
+
         # 1. Find the reason: if the entry has none, it follows from how many cells refuse the unit, and why.
         counts = sort_refusals(self._count_refusals(unit, self._shown))
+        reason = entry.reason if entry.reason is not None else find_lack(unit, counts)
+
+        # 2. Name the services whose units end for it (victims), and the cells that it gets then.
         victim_uids = entry.nomination.victims if entry.nomination is not None else ()
         services = (self._victims[uid] for uid in victim_uids if uid in self._victims)
         victims = tuple(sorted({name_service(key, service.namespace) for key in services}))
-        reason = entry.reason
-        if reason is None:
-            reason = find_lack(unit, counts)
         promised = entry.nomination.cells if entry.nomination is not None else ()
-        # 2. Put it into words. `promised` are the cells that the unit gets once its victims have ended.
+
+        # 3. Put this into words.
         facts = WaitFacts(
             counts,
             largest=find_largest(unit, self._cells) if reason == "NoSuchHardware" else None,
@@ -304,13 +317,7 @@ class Board:
     def _list_entries(self, shown: _ShownRound) -> tuple[dict[ObjectKey, _Entry], dict[str, int]]:
         """Return the first waiting unit of each service as an entry, and the length of each pool's queue; set `depths`.
 
-        The units are visited in queue order, and each queue is summed up on the way:
-
-        1. Skip units that this round admits.
-        2. Note where a unit stands in the queue of its home pool, and what those ahead need of the same scarce resource
-           (a lane), from which the start is estimated.
-        3. Count the unit as ahead of later ones, unless it can never start. What a nominated unit needs is promised
-           already, so it takes nothing of what becomes free.
+        The units are visited in queue order, and each queue is summed up on the way.
         """
         decided, failures = shown.round, shown.failures
         nominated = {action.unit.uid: action.nomination for action in decided.actions if isinstance(action, Nominate)}
@@ -325,37 +332,40 @@ class Board:
             uid = unit.uid
             if uid in admitted:
                 continue
-            # The need of the scarce resource: `lane` is the home pool with that resource, such as its devices.
+
+            # 1. Find its queue. `lane` is its home pool with the resource that is scarce there, such as devices.
             lane, amount = self._needs.get(uid) or measure_need(unit)
             needs[uid] = lane, amount
             queue = queues.get(lane.pool) or queues.setdefault(lane.pool, _PoolQueue())
-            # A nomination is the promise of cells whose units still end.
-            earlier_nomination = None if uid in withdrawn else unit.nomination
-            nomination = nominated.get(uid, earlier_nomination)
+            depths[lane.pool, unit.priority] = depths.get((lane.pool, unit.priority), 0) + 1
+            needed = queue.needed.get(lane, 0) + amount  # by those ahead and by it
+
+            # 2. Find why it waits. A nomination is the promise of cells whose units still end.
+            nomination = nominated.get(uid, None if uid in withdrawn else unit.nomination)
             reason = find_reason(decided, uid, nomination, failures)
             # A blockage is the reason why the round found no place; None: it has a promise, or was not considered.
             blockage = decided.blocked.get(uid) if nomination is None else None
             can_start = blockage is None or blockage.can_start
-            depths[lane.pool, unit.priority] = depths.get((lane.pool, unit.priority), 0) + 1
-            needed = queue.needed.get(lane, 0) + amount
+
+            # 3. The first unit of a service stands for it.
             if unit.service not in entries:
                 entries[unit.service] = _Entry(
                     unit=unit,
                     pool=lane.pool,
                     position=queue.length + 1 if can_start else None,
                     ahead=tuple(queue.ahead),
-                    needed=needed,
                     nomination=nomination,
                     reason=reason,
                     start=self._estimate(unit, lane, needed, reason, can_start=can_start),
                     priority_helps=may_be_raised(decided, uid),
                     limit=find_limit(decided, uid),
                 )
-            # The units behind this one have to wait for it, unless it can never start.
+
+            # 4. The units behind this one have to wait for it, unless it can never start.
             if can_start:
                 queue.length += 1
                 queue.ahead[unit.rank] += 1  # counted by rank: 0 is the most important priority
-                if nomination is None:
+                if nomination is None:  # else its cells are promised: it takes nothing of what becomes free
                     queue.needed[lane] = needed
         self._needs, self.depths = needs, depths
         return entries, {pool: queue.length for pool, queue in queues.items()}
@@ -374,7 +384,7 @@ class Board:
         `victims_end_by` is the time at which the last victim of an entry has ended; it is left out while the end of one
         is not known.
         """
-        # By service that waits, the uids of the units whose end its first unit awaits.
+        # 1. By service that waits, the uids of the units whose end its first unit awaits.
         awaited = {
             service: entry.nomination.victims
             for service, entry in entries.items()
@@ -382,9 +392,12 @@ class Board:
         }
         victim_uids = frozenset[str]().union(*awaited.values())
         present = {unit.uid: unit for unit in units if unit.uid in victim_uids} if victim_uids else {}
-        # A unit that has ended is not among the units any more; its service is kept while one waits for its end.
+
+        # 2. Remember their services. A unit that has ended is not present any more; its service is known from before.
         known_services = {uid: service for uid, service in self._victims.items() if uid in victim_uids}
         self._victims = known_services | {uid: unit.service for uid, unit in present.items()}
+
+        # 3. Add the last end to each entry.
         updated = dict(entries)
         for service, victims in awaited.items():
             ends = [present[uid].ends_by for uid in victims if uid in present]
@@ -411,6 +424,7 @@ class Board:
             ):
                 # The foremost are reported first; one without a position, which can never start, comes last.
                 self._pacer.add_move(service, math.inf if entry.position is None else entry.position)
+
         # Services that no longer wait, also those that were told a standing before the first round.
         for service in (self._entries.keys() | self._recalled) - entries.keys():
             self._pacer.add(service)
@@ -433,14 +447,15 @@ def find_reason(
     """
     if nomination is not None:
         return "Draining"
+
     # The reason why the round gave it no place; None: the round has not looked at it, as after a failed write.
     blockage = decided.blocked.get(uid)
     if blockage is None:
         return "AdmissionFailed" if uid in failures else "NotConsidered"
-    # `feasible`: number of cells that could run it if nothing else ran; `is_shadowed`: those that fit are kept.
-    if not blockage.feasible:
+
+    if not blockage.feasible:  # no cell could run it even if nothing else ran
         return "NoSuchHardware"
-    if blockage.is_shadowed:
+    if blockage.is_shadowed:  # the cells that it fits on are kept for a unit ahead
         return "HeadOfLine"
     if blockage.limit is not None:
         return "Quota"
