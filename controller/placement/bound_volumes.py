@@ -116,16 +116,22 @@ class BoundVolumes:
         self._store = store
         self._cells = cells
         self._clock = clock
+
+        # The nodes, among which those of a volume are selected.
         self._node_selection = NodeSelection(())
         self._selected_revision = -1
         """Revision of the nodes from which `_node_selection` was made."""
         self._is_selection_current = False
         """No cell has changed since the revision of the nodes was last read."""
         cells.subscribe(self._note_change)
+
+        # The cache of what was read from the API server.
         self._forget_from = _MANY_READ
         """Number of readings from which on those that nobody needs are forgotten."""
         self._readings: dict[tuple[Resource, ObjectKey], _Reading] = {}
         """Claims and volumes that were read."""
+
+        # What `find_nodes` lacked, for `run` or `read_once`.
         self._wanted: dict[tuple[Resource, ObjectKey], None] = {}
         """Objects to read next."""
         self._is_wanted = asyncio.Event()
@@ -146,11 +152,16 @@ class BoundVolumes:
         common: frozenset[str] | None = None
         namespace = pod["metadata"].get("namespace", "")
         for name in mounted_claims(pod.get("spec") or {}):
+            # The nodes on which the pod can join those that mount the same claim; None: any.
             sharing = self._store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, name))
             claim, is_known = self._find_claim(ObjectKey(namespace, name))
             modes = claim.spec.access_modes if claim is not None else ()
-            placed = self._list_placed(name, sharing)
-            for nodes in (list_nodes_of_sharing(pod, modes, placed), self._find_volume_nodes(claim, is_known=is_known)):
+            nodes_of_sharing = list_nodes_of_sharing(pod, modes, self._list_placed(name, sharing))
+
+            # The nodes that can reach the volume; None: all.
+            nodes_of_volume = self._find_volume_nodes(claim, is_known=is_known)
+
+            for nodes in (nodes_of_sharing, nodes_of_volume):
                 if nodes is not None:
                     common = nodes if common is None else common & nodes
         return common
@@ -195,7 +206,7 @@ class BoundVolumes:
 
     async def run(self, leading: Leading) -> None:
         """Read for ever the objects that `find_nodes` lacked, and call the listeners after that."""
-        failures = 0
+        failures = 0  # in a row
         while True:
             await self._is_wanted.wait()
             try:
@@ -203,10 +214,13 @@ class BoundVolumes:
                     await self._read_some(leading.client)
                     failures = 0
             except (ApiError, Unreachable) as error:
+                # What was not read is still wanted, so the loop reads it again after a pause.
                 failures += 1
                 log.warning("volume_not_read", error=str(error))
                 await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS))
                 continue
+
+            # Everything was read.
             self._is_wanted.clear()
             for listener in self._listeners:
                 listener()
@@ -223,9 +237,10 @@ class BoundVolumes:
 
     async def _read_some(self, client: Client) -> None:
         """Read some of the wanted objects at once; those that fail are wanted again, and the first error is raised."""
-        wanted = list(itertools.islice(self._wanted, READS_AT_ONCE))
+        wanted = list(itertools.islice(self._wanted, READS_AT_ONCE))  # each: resource and key
         for reference in wanted:
             del self._wanted[reference]
+
         reads = (self._read_object(client, *reference) for reference in wanted)
         outcomes = await asyncio.gather(*reads, return_exceptions=True)
         failed = {reference: error for reference, error in zip(wanted, outcomes, strict=True) if error is not None}
@@ -236,6 +251,7 @@ class BoundVolumes:
 
     async def _read_object(self, client: Client, resource: Resource, key: ObjectKey) -> None:
         """Read a claim or volume into the cache; one that does not exist, or may not be read, is kept as None."""
+        # 1. Read it.
         obj: PersistentVolumeClaim | PersistentVolume | None = None
         is_refused = False
         try:
@@ -249,10 +265,12 @@ class BoundVolumes:
         except Forbidden as error:
             log.warning("volume_refused", resource=str(resource), key=str(key), error=str(error))
             is_refused = True
-        # This number grows with what is kept, so that a reading seldom looks at all others.
+
+        # 2. Make room. `_forget_from` grows with what is kept, so that a reading seldom looks at all others.
         if len(self._readings) >= self._forget_from:
             self._forget_unused()
-        # A claim without a volume, or an object that does not exist, is read again soon: that may change.
+
+        # 3. Keep it. A claim without a volume, or an object that does not exist, is read again soon: that may change.
         is_bound = isinstance(obj, PersistentVolume) or (obj is not None and obj.spec.volume_name)
         due = self._clock() + (BOUND_SECONDS if is_bound or is_refused else UNBOUND_SECONDS)
         self._readings[resource, key] = _Reading(obj, is_refused=is_refused, due=due)
@@ -290,7 +308,8 @@ class BoundVolumes:
         if claim is None:
             return None if is_known else _NOWHERE  # unknown: the pod waits until the claim is read
         if not claim.spec.volume_name:
-            return None
+            return None  # it is not bound to a volume yet
+
         key = ObjectKey("", claim.spec.volume_name)  # a volume is in no namespace
         volume, is_known = self._look_up(PERSISTENT_VOLUMES, key)
         if not isinstance(volume, PersistentVolume):
@@ -324,6 +343,7 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iter
         access_modes: those of the claim.
         sharing: all pods that mount it and have not ended; those without a node may be left out.
     """
+    # The labels of the pods that it must join, by each term of its affinity.
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("podAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
     terms = [
@@ -331,9 +351,11 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iter
         for term in required
         if term["topologyKey"] == _HOSTNAME
     ]
-    # `_SHARED`: the access modes with which a volume is on several nodes at once.
+    # The volume can be on several nodes at once (a mode of `_SHARED`), or its modes are unknown: it restricts nothing.
     if not terms and (not access_modes or not _SHARED.isdisjoint(access_modes)):
         return None
+
+    # Find the pods that decide: those that the terms select (rule 1), or those that do not end (rule 2).
     others = [
         other for other in sharing if other["metadata"]["uid"] != pod["metadata"]["uid"] and find_taken_node(other)
     ]

@@ -68,13 +68,15 @@ class RoomCounter:
             made: the last round.
             planned: the cells as the round had them; they may be old, as freed room starts no round while none waits.
         """
-        self._cells, self._made = cells, made
-        before = {cell.id: cell for cell in planned}
+        self._cells, self._round = cells, made
         self._by_pool: dict[str, list[Cell]] = {}
         for cell in cells:
             self._by_pool.setdefault(cell.pool, []).append(cell)
-        # By `Cell.id`; this is what the counts go by, not `Cell.free`.
+
+        # What is free, by `Cell.id`: the counts go by this, not by `Cell.free`.
+        before = {cell.id: cell for cell in planned}
         self._left_of_cell = {cell.id: _find_left(cell, before.get(cell.id), made) for cell in cells}
+
         self._refusals: RefusalCounter | None = None
         """Counts why cells refuse a unit; made when no cell could ever run one."""
         self._counted: dict[tuple[object, ...], CandidateRoom] = {}
@@ -84,7 +86,7 @@ class RoomCounter:
         """Return the room for units like this one, which need not exist."""
         need = largest_part(unit)
         # The answer depends on the namespace only where there are quotas of namespaces.
-        namespace = unit.key.namespace if self._made.limits.by_namespace else ""
+        namespace = unit.key.namespace if self._round.limits.by_namespace else ""
         # `identity` is equal for units that the same cells admit.
         key = (unit.identity, need_key(need), unit.pools, unit.rank, unit.is_protected, namespace, unit.speeds)
         if key not in self._counted:
@@ -92,29 +94,32 @@ class RoomCounter:
         return self._counted[key]
 
     def _count(self, unit: Unit, need: Amounts) -> CandidateRoom:
-        """Add up the replicas that fit into the cells of a unit's pools, within limits; explain why if none does.
-
-        A cell that could run a replica but is closed at the moment counts as feasible, and not as room.
-        """
+        """Add up the replicas that fit into the cells (nodes or hosts) of a unit's pools; explain why if none does."""
         replicas, feasible_cells, fastest, classes = 0, 0, 0.0, set[str]()
-        speeds = unit.speeds.tokens_per_second
+        speeds = unit.speeds.tokens_per_second  # by device class
         for pool in unit.pools:
             replicas_in_pool = 0
             for cell in self._by_pool.get(pool, ()):
+                # 1. A cell is feasible if it could run a replica. One that is only closed could, once it opens: it
+                #    refuses with `cell.closed` as the reason.
                 refusal = find_static_refusal(unit, cell)
-                # A cell that is only closed refuses with `cell.closed` as the reason: it could run one once it opens.
                 if refusal is None or refusal.reason == cell.closed:
                     feasible_cells += 1
                     classes.add(cell.device_class)
+
+                # 2. Only an open cell has room, and not while it is kept for a unit ahead.
                 if refusal is None and not self._is_closed_to(unit, cell.id):
                     fitting = _count_fitting(need, self._left_of_cell[cell.id])
                     replicas_in_pool += fitting
                     if fitting:
                         fastest = max(fastest, speeds.get(cell.device_class, 0.0))
-            # Quotas and other limits of the pool may admit fewer than fit on its cells.
-            replicas += self._made.limits.count_room(unit, pool, min(replicas_in_pool, MOST_REPLICAS))
+
+            # 3. Quotas and other limits of the pool may admit fewer than fit on its cells.
+            replicas += self._round.limits.count_room(unit, pool, min(replicas_in_pool, MOST_REPLICAS))
+
         replicas = min(replicas, MOST_REPLICAS)
-        could_run = feasible_cells > 0 or any(map(self._made.limits.is_elastic, unit.pools))
+        # Elastic is a pool to which an autoscaler may add a node.
+        could_run = feasible_cells > 0 or any(map(self._round.limits.is_elastic, unit.pools))
         return CandidateRoom(
             replicas=replicas,
             could_run=could_run,
@@ -126,10 +131,11 @@ class RoomCounter:
     def find_best(self, unit: Unit) -> Cell | None:
         """Return the free cell that would be the best for a unit of one part; None if none has room."""
         need = largest_part(unit)
+        # Cells that could run it, are not kept for a unit ahead, and have room, in pools whose limits admit one more.
         free_cells = [
             cell
             for pool in unit.pools
-            if self._made.limits.count_room(unit, pool, 1)
+            if self._round.limits.count_room(unit, pool, 1)
             for cell in self._by_pool.get(pool, ())
             if find_static_refusal(unit, cell) is None
             and not self._is_closed_to(unit, cell.id)
@@ -145,7 +151,7 @@ class RoomCounter:
 
     def _is_closed_to(self, unit: Unit, cell: str) -> bool:
         """Return whether a cell was closed to a unit in the last round, since a unit ahead waits for it."""
-        closure = self._made.closed.get(cell)
+        closure = self._round.closed.get(cell)
         return closure is not None and closure.holds_back(unit)
 
     def _explain(self, unit: Unit, feasible: int, *, could_run: bool) -> str:
@@ -158,18 +164,23 @@ class RoomCounter:
         """
         noun = "host" if isinstance(unit.requirement, HostRequirement) else "node"
         pools = ", ".join(unit.pools)
+
+        # 1. Its pools have no cell at all.
         if not any(self._by_pool.get(pool) for pool in unit.pools):
             # The name of a device resource has a domain, such as nvidia.com/gpu; "": the unit needs no device.
             device = next((name for name in largest_part(unit) if "/" in name), "")
             has = f"has {device}" if device and len(unit.pools) == 1 else f"is in pool {pools}"
             return f"no {noun} {has}"
-        # Without a feasible cell, this means that an autoscaler may add one.
+
+        # 2. There are cells that could run it, or an autoscaler may add one.
+        if feasible:
+            return f"too little is free on the {noun}s of pool {pools}"
         if could_run:
-            return (
-                f"too little is free on the {noun}s of pool {pools}" if feasible else f"pool {pools} has no {noun} yet"
-            )
+            return f"pool {pools} has no {noun} yet"
+
+        # 3. No cell could ever run it: count why.
         if self._refusals is None:
-            self._refusals = RefusalCounter(self._cells, self._made)
+            self._refusals = RefusalCounter(self._cells, self._round)
         counts = sort_refusals(self._refusals.count(unit))
         return describe_wait(unit, "NoSuchHardware", WaitFacts(counts, find_largest(unit, self._cells)))
 
@@ -184,6 +195,7 @@ def _find_left(cell: Cell, planned: Cell | None, made: Round) -> Amounts:
     """
     if planned is None or planned.id not in made.left:
         return cell.free
+
     left = made.left[cell.id]
     if cell is planned:  # nothing has changed since the round
         return left
@@ -265,12 +277,17 @@ class CandidateRooms:
         self._has_read_volumes = has_read_volumes
         self._find_volume_nodes = find_volume_nodes
         self._registry, self._on_change = registry, on_change
+
+        # The counter, which is kept for a while because counting is costly.
         self._report: RoundReport | None = None
+        """The last round of this leader; None: it has planned none yet."""
         self._counter: RoomCounter | None = None
         self._is_outdated = False
         """A cell has changed, or a round was planned, since the counter was made."""
         self._reused_until = 0.0
         """Time of the loop until which the counter is used although it is outdated."""
+
+        # The services whose choice of accelerators depends on the room.
         self._followed: dict[ObjectKey, _Followed] = {}
         """Services to report, with the room that was last reported."""
         self._free_since: dict[ObjectKey, dict[str, float]] = {}
@@ -312,11 +329,14 @@ class CandidateRooms:
         """
         if self._report is None or (prospect.pod is not None and not self._has_read_volumes(prospect.pod)):
             return None
+
+        # Make a counter if there is none, or if cells have changed and the old one was used for long enough.
         loop = asyncio.get_running_loop()
         began = loop.time()
         if self._counter is None or (self._is_outdated and began >= self._reused_until):
             self._counter = RoomCounter(self._registry.list_cells(), self._report.round, self._report.cells)
             self._is_outdated, self._reused_until = False, began
+
         answer = ask(self._counter, restrict_to_volume_nodes(prospect, self._find_volume_nodes))
         # Each second of counting lengthens the reuse of the counter by IDLE_SHARE seconds.
         self._reused_until += (loop.time() - began) * IDLE_SHARE
@@ -330,7 +350,9 @@ class CandidateRooms:
         if not prospects:
             self.forget(service)
             return
-        since = self._free_since.get(service, {})  # accelerators that are followed further keep their time
+
+        # Accelerators that are followed further keep the time since which they have had room.
+        since = self._free_since.get(service, {})
         self._free_since[service] = {name: since[name] for name in prospects if name in since}
         self._followed[service] = _Followed(prospects, self._note_room(service, prospects))
         self._changed.set()
@@ -355,9 +377,9 @@ class CandidateRooms:
         """
         rooms, since = list[_ReportedRoom | None](), self._free_since.setdefault(service, {})
         for accelerator, prospect in prospects.items():
-            room = self.count(prospect)
+            room = self.count(prospect)  # None: unknown
             has_room = room is not None and room.replicas > 0
-            if has_room:
+            if has_room:  # an earlier time stays
                 since.setdefault(accelerator, asyncio.get_running_loop().time())
             else:
                 since.pop(accelerator, None)
@@ -383,6 +405,8 @@ class CandidateRooms:
             self._changed.clear()
             if self._is_outdated:
                 self._counter = None  # the first count of this look makes a new one
+
+            # Look at each service; `_followed` may change meanwhile.
             began = step_began = loop.time()
             for service, followed in list(self._followed.items()):
                 rooms = self._note_room(service, followed.prospects)
@@ -390,7 +414,8 @@ class CandidateRooms:
                     self._followed[service] = followed._replace(reported_rooms=rooms)
                     self._on_change(service)
                 if loop.time() - step_began >= STEP_SECONDS:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # other tasks run
                     step_began = loop.time()
+
             # Pause for IDLE_SHARE times as long as the look took.
             await asyncio.sleep(max(LOOK_SECONDS, (loop.time() - began) * IDLE_SHARE))

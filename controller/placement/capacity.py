@@ -97,15 +97,20 @@ def _compute_capacity(store: Store, host: MetalHost, bound: Sequence[Obj]) -> Ho
     are bound to the host are subtracted here, also one that is being deleted, or has values of a newer version: until
     the host reports it as Stopped or Rejected, it may hold its memory.
     """
+    # 1. What the host's report does not subtract yet.
     listed = {process.uid for process in host.status.processes}
     promised_bytes = sum(
         process.spec.memory_bytes
         for process in decode_stored(store, METAL_PROCESSES, bound, HostedProcess)
         if process.metadata.uid not in listed and process.holds_memory
     )
-    stated_bytes = host.status.budget_bytes or host.status.available_bytes or 0
-    budget_bytes = max(0, min(stated_bytes, MOST_HOST_BYTES))
-    free_bytes = max(0, min((host.status.available_bytes or 0) - promised_bytes, MOST_HOST_BYTES))
+
+    # 2. Its memory in all, and what is free of it. Both are limited, since a host may report anything.
+    available_bytes = host.status.available_bytes or 0
+    budget_bytes = max(0, min(host.status.budget_bytes or available_bytes, MOST_HOST_BYTES))
+    free_bytes = max(0, min(available_bytes - promised_bytes, MOST_HOST_BYTES))
+
+    # 3. The conditions that may close it.
     conditions = host.status.conditions
     pressure, paused = find(conditions, MEMORY_PRESSURE), find(conditions, PAUSED)
     accepted, stable = find(conditions, ADDRESS_ACCEPTED), find(conditions, STABLE)
@@ -144,7 +149,7 @@ def list_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapaci
     capacities = []
     for host in hosts:
         name = host.metadata.name
-        bound = store.by_index(METAL_PROCESSES, HOST_INDEX, name)
+        bound = store.by_index(METAL_PROCESSES, HOST_INDEX, name)  # the processes that are bound to it
         compute = functools.partial(_compute_capacity, store, host, bound)
         capacities.append(store.derive(METAL_HOSTS, _get_host(store, name), "capacity", compute, bound))
     return capacities

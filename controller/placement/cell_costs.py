@@ -27,22 +27,25 @@ class CellCosts:
 
     def __init__(self) -> None:
         """Start without any cost."""
-        self._costs: dict[str, float] = {}
-        self._highest = 0.0
+        self._costs: dict[str, float] = {}  # by `Cell.id`
+        self._highest = 0.0  # of all cells; 0 if none states a cost
 
     def put(self, cell: str, cost: float | None) -> bool:
         """Note the cost of a cell, None if it states none; return whether the highest cost of all cells has changed.
 
         Costs are shown as a share of the highest one, so then the costs of all cells have to be computed anew.
         """
+        # 1. Note the cost of the cell.
         last = self._costs.pop(cell, None)
         if cost is not None:
             self._costs[cell] = cost
         if last == cost:
             return False
+
+        # 2. Find the highest cost.
         previous_highest = self._highest
         if last == previous_highest:
-            # The highest cost itself has gone: the others are searched for the next one.
+            # The cell had the highest cost: all are searched for the next one.
             self._highest = max(self._costs.values(), default=0.0)
         elif cost is not None:
             self._highest = max(previous_highest, cost)

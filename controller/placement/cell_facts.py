@@ -43,8 +43,8 @@ def find_accelerator(node: Obj, vendors: Vendors) -> str:
 
     A node whose devices are all sick, so that it offers 0 of the resource, still has the accelerator.
     """
-    allocatable: Mapping[str, str] = node["status"]["allocatable"]
-    sick_accelerator = ""
+    allocatable: Mapping[str, str] = node["status"]["allocatable"]  # amounts by resource, such as nvidia.com/gpu: 8
+    sick_accelerator = ""  # the first one of which only sick devices are there
     for accelerator, vendor in vendors.items():
         for name, count in allocatable.items():
             if not vendor.offers(name):
@@ -63,6 +63,7 @@ def find_node_closure(node: Obj) -> Closure:
     if ready.get("status") != "True":
         cause = ready.get("message") or ready.get("reason") or "its kubelet has reported nothing yet"
         return Closure(NODE_NOT_READY, f"node {name} is not ready: {cause}")
+
     taints = _list_condition_taints(node)
     if node["spec"].get("unschedulable") or _CORDON_TAINT in taints:
         return Closure(CORDONED, f"node {name} is cordoned: kubectl uncordon {name}")
@@ -85,15 +86,20 @@ def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts:
         vendors: the table of accelerators.
         claimable: the accelerator of its devices that pods get by a ResourceClaim; empty if there are none.
     """
-    # A taint that closes the cell for some time must not count as a rule that refuses pods for ever.
+    # 1. Reduce the node to its rules for pods. A taint that closes the cell for some time is no rule that holds for
+    #    ever, so it is left out.
     taints = [taint for taint in node["spec"]["taints"] if not taint["key"].startswith(_CONDITION_TAINT)]
     labels = node["metadata"]["labels"]
     reduced_node = {"metadata": {"name": node["metadata"]["name"], "labels": labels}, "spec": {"taints": taints}}
+
+    # 2. Read its resources, and why it takes no new pods, if so.
     total, closure = count_allocatable(node["status"]["allocatable"]), find_node_closure(node)
     accelerator = find_accelerator(node, vendors) or claimable
     if not accelerator:
         return NodeFacts(accelerator="", total=total, closure=closure, node=reduced_node)
-    devices = frozenset(filter(vendors[accelerator].offers, total))
+
+    # 3. Add the facts that only a node with an accelerator has.
+    devices = frozenset(filter(vendors[accelerator].offers, total))  # names of the resources that count devices
     # How several pods share one device, such as by time-slicing; None: a device is for one pod.
     share = read_share(accelerator, vendors[accelerator], labels)
     cost = read_cost(node["metadata"].get("annotations") or {})

@@ -65,13 +65,17 @@ class CellIndex:
         """
         self.cells = cells
         self._bound, self._evaluate = bound, evaluate
+        # `_seen_changes`: the number of entries of the log that `refresh` has taken in.
         self._changed_cells, self._seen_changes = changed_cells, len(changed_cells)
+
+        # A key is a `CellChoice.key`: the better the cell, the less. By `Cell.id` there are:
+        # 1. The choices that are evaluated already; None: the need does not fit there.
         self._choices: dict[str, CellChoice | None] = {}
-        """By `Cell.id`, the choices that are evaluated already."""
-        # The best conceivable key of each cell; a cell that certainly does not do has none.
+        # 2. The best conceivable key of each cell; a cell that certainly does not do has none.
         self._bounds = {name: choice.key for name in likely if (choice := bound(name, cells[name])) is not None}
+
+        # Keys of cells, the least first: of each its bound or its real key. A key ends with the id of the cell.
         self._heap: list[_Key] = list(self._bounds.values())
-        """Keys of cells, the least first: of each its bound or its real key. A key ends with the id of the cell."""
         heapq.heapify(self._heap)
 
     def refresh(self) -> None:
@@ -79,7 +83,8 @@ class CellIndex:
         for name in dict.fromkeys(self._changed_cells[self._seen_changes :]):
             cell = self.cells.get(name)
             if cell is None:
-                continue
+                continue  # it could never run the need
+
             self._choices.pop(name, None)
             choice = self._bound(name, cell)
             if choice is None:
@@ -98,7 +103,7 @@ class CellIndex:
         return self._choices[name]
 
     def find_best(self, skipped: Container[str], is_closed: Callable[[str], bool]) -> CellChoice | None:
-        """Return the best cell that is neither skipped nor closed to the unit; None if the need fits on none.
+        """Return the best cell (node or host) that is not skipped or closed; None if the need fits on none of these.
 
         The least key of the heap is taken until it is that of an evaluated choice: no other cell is better then, since
         each bound is at least as good as its cell. A bound is replaced by the key of the evaluated choice; an outdated
@@ -112,6 +117,7 @@ class CellIndex:
         put_back: list[_Key] = []
         best: CellChoice | None = None
         while self._heap and best is None:
+            # 1. Take the cell with the least key.
             key = heapq.heappop(self._heap)
             name = str(key[-1])  # `CellChoice.key` ends with the id of the cell
             if is_closed(name):
@@ -119,16 +125,20 @@ class CellIndex:
             if name in skipped:
                 put_back.append(key)
                 continue
+
+            # 2. Evaluate the cell.
             is_present_bound = self._bounds.get(name) == key  # else it is the key of a choice, or outdated
             choice = self.find_choice(name)
             if choice is None:
                 continue
+
+            # 3. It is the best if this is its real key. A bound is replaced by the real key; any other key is outdated.
             if choice.key == key:
                 put_back.append(key)
                 best = choice
-            # The bound is replaced by the real key. A key that is neither of the two is outdated, and dropped.
             elif is_present_bound:
                 heapq.heappush(self._heap, choice.key)
+
         for key in put_back:
             heapq.heappush(self._heap, key)
         return best

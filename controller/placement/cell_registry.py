@@ -85,27 +85,26 @@ class CellRegistry:
         self.devices = DeviceRegistry(vendors)  # devices that pods get by a ResourceClaim
         self.classes = DeviceClasses()  # the device classes of each accelerator
         self._costs = CellCosts()  # what administrators state as the cost of each cell
-        self._was_silent: dict[str, bool] = {}
-        """By node whose utilization counts: whether its agent was silent when its cell was built."""
+
+        # Facts from which cells are built; each event changes a few of them.
         self._pools = read_pools(store, vendors)  # the pools that administrators define
-        self._taken_by_ours: TakenRoom[ObjectKey] = TakenRoom()
-        """Amounts that our pods hold on each node; `foreign` has those of all other pods."""
+        self._taken_by_ours: TakenRoom[ObjectKey] = TakenRoom()  # what our pods hold of nodes; `foreign` has the others
         self._benchmarks: Mapping[str, str] = {}
         """The node of each Job whose pod holds no room, by its key in `OWNER_INDEX`."""
-        self._nodes: dict[str, NodeFacts] = {}
-        """Facts of each node that has a cell."""
-        self._was_alive: dict[str, bool] = {}
-        """By host: whether it was alive when its cell was built."""
+        self._nodes: dict[str, NodeFacts] = {}  # of each node that has a cell
         self._suspicions: dict[str, _Suspicion] = {}
         """Cells that are closed for a while since they refused pods, by `Cell.id`."""
-        self._marked: dict[str, None] = {}
-        """Ids of cells that may have changed, in this order."""
-        self._cells: dict[str, Cell] = {}  # by `Cell.id`, as built last
-        self._listed: tuple[Cell, ...] = ()
-        """The cells that are in a pool."""
+
+        # The cells, as they were built last.
+        self._was_silent: dict[str, bool] = {}  # by node whose utilization counts: its agent was silent then
+        self._was_alive: dict[str, bool] = {}  # by host: it was alive then
+        self._marked: dict[str, None] = {}  # ids of cells that may have changed since, in this order
+        self._cells: dict[str, Cell] = {}  # by `Cell.id`
+        self._listed: tuple[Cell, ...] = ()  # those that are in a pool
         self._revision = 0  # grows with each change of a cell
         self._node_revision = 0  # grows when nodes, their labels or their taints change
         self._listeners: list[Callable[[], None]] = []  # called when a cell may have changed
+
         for resource in (NODES, NODE_FITNESSES, PODS, METAL_HOSTS, RESOURCE_SLICES, RESOURCE_CLAIMS):
             for obj in store.list(resource):
                 self._on_change(resource, None, obj)
@@ -136,10 +135,7 @@ class CellRegistry:
         return self._cells
 
     def list_classes(self, accelerator: str) -> Sequence[ServingDevices]:
-        """Return one device of each device class of an accelerator, by the name of the class.
-
-        It is the same sequence until one of them changes.
-        """
+        """Return one device of each class of an accelerator, by the name of the class: the same until one changes."""
         self._update()
         return self.classes.list_classes(accelerator)
 
@@ -156,11 +152,7 @@ class CellRegistry:
     def suspect(self, cell_id: str, reason: str, message: str, seconds: float) -> None:
         """Close a cell for some time, such as after the scheduler refused a pod that should fit there.
 
-        Args:
-            cell_id: the cell.
-            reason: one CamelCase word, such as `SUSPECT`.
-            message: what is wrong with the cell.
-            seconds: the time after which it takes units again.
+        `reason` is one CamelCase word, such as `SUSPECT`; `message` says what is wrong with the cell.
         """
         self._suspicions[cell_id] = _Suspicion(Closure(reason, message), self._clock() + seconds)
         self._mark(cell_id)
@@ -169,11 +161,8 @@ class CellRegistry:
         """Set the benchmark Jobs, whose pods hold no room: they end as soon as a unit is admitted to their node.
 
         Only the controller part that runs and ends these Jobs may name them. A label would not do: a tenant may give a
-        pod any label, and any owner in its namespace.
-
-        Args:
-            jobs: the node of each Job, by its key in `OWNER_INDEX`, which is namespace and uid. A pod on another node
-                is not that of the Job.
+        pod any label, and any owner in its namespace. `jobs` has the node of each Job, by its key in `OWNER_INDEX`,
+        which is namespace and uid: a pod on another node is not that of the Job.
         """
         before, self._benchmarks = self._benchmarks, jobs
         changed_jobs = [job for job in {**before, **jobs} if before.get(job) != jobs.get(job)]
@@ -212,10 +201,12 @@ class CellRegistry:
 
         A pod whose uid has changed was replaced by another one of its name: then the old one has gone as well.
         """
+        # Room.
         if new is not None:
             self._count_pod_room(new)
         elif old is not None:
             self._mark_nodes(self._taken_by_ours.release(object_key(old)))
+        # Devices.
         if old is not None and (new is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
             self._mark_nodes(self.devices.take_pod(old, is_gone=True))
         if new is not None:
@@ -314,6 +305,7 @@ class CellRegistry:
         Besides those that changes have marked, these are cells about which time decides: a suspicion is over, or an
         agent has become silent or is back.
         """
+        # 1. Mark what time has changed.
         now = self._clock()
         for cell_id in [cell_id for cell_id, suspicion in self._suspicions.items() if suspicion.until <= now]:
             del self._suspicions[cell_id]
@@ -324,8 +316,9 @@ class CellRegistry:
         for host, was_alive in self._was_alive.items():
             if self._is_alive(host) != was_alive:
                 self._mark(f"host/{host}")
+
+        # 2. Build. A cell that is built may mark others: their costs are compared with its own.
         before = self._revision
-        # A cell that is built may mark others: their costs are compared with its own.
         while self._marked:
             self._build_marked()
         if self._revision != before:
@@ -340,11 +333,13 @@ class CellRegistry:
             previous = self._cells.get(cell_id)
             if cell == previous:
                 continue
+
             self._revision += 1
             node = cell.node if cell is not None else None
             previous_node = previous.node if previous is not None else None
             if node != previous_node:
                 self._node_revision += 1
+
             if cell is not None:
                 self._cells[cell_id] = cell
             else:
@@ -352,25 +347,27 @@ class CellRegistry:
                 self._suspicions.pop(cell_id, None)
 
     def _build_node(self, name: str) -> Cell | None:
-        """Return the cell of a node, or None if it has none: its facts, minus what pods hold.
-
-        Also notes the node's device class and cost. Costs are shown as a share of the highest of all cells: if that
-        changes, all cells are marked to be built anew.
-        """
+        """Return the cell of a node, or None if it has none: its facts, minus what pods hold."""
         facts, cell_id = self._nodes.get(name), f"node/{name}"
         if facts is None:
             self._forget_cell(cell_id)
             return None
+
+        # 1. Note its device class and cost. Costs are shown as a share of the highest: if that changes, all cells do.
         hardware, utilization_percent = self._read_hardware(name, facts)
         self.classes.put(cell_id, facts.accelerator, hardware)
         if self._costs.put(cell_id, facts.cost):
             self._mark_all()
+
+        # 2. Subtract what pods hold.
         ours, others = self._taken_by_ours.sum_of(name), self.foreign.sum_of(name)
         free = {
             resource: amount - ours.get(resource, 0) - others.get(resource, 0)
             for resource, amount in facts.total.items()
         }
         claimable, unclaimed = self.devices.count_room(name)  # devices for ResourceClaims: all, and the free ones
+
+        # 3. Find its pool, and why it is closed, if so.
         reason, message = self._find_closure(cell_id, facts.closure)
         pool = self._pools.find_pool(facts.accelerator, labels_of(facts.node))
         percent = self._pools.find_overcommit_percent(pool)
@@ -430,8 +427,7 @@ class CellRegistry:
     def _build_host(self, name: str) -> Cell | None:
         """Return the cell of a host, or None if it is gone.
 
-        Notes its device class and cost, as `_build_node` does, and whether it is alive, so that it is built anew once
-        that changes. A host that is being deleted takes no new processes.
+        A host that is being deleted takes no new processes.
         """
         stored = self._store.get(METAL_HOSTS, name)
         hosts = decode_stored(self._store, METAL_HOSTS, [stored] if stored is not None else [], MetalHost)
@@ -440,18 +436,23 @@ class CellRegistry:
             self._was_alive.pop(name, None)
             self._forget_cell(cell_id)
             return None
-        if self._costs.put(cell_id, read_cost(hosts[0].metadata.annotations)):
+        host = hosts[0]
+
+        # 1. Note its cost and device class, as `_build_node` does.
+        if self._costs.put(cell_id, read_cost(host.metadata.annotations)):
             self._mark_all()
-        hardware = describe_host(hosts[0].status)
+        hardware = describe_host(host.status)
         self.classes.put(cell_id, METAL, hardware)
+
+        # 2. Find why it is closed, if so. The cell is built anew once the host is dead, or alive again.
         capacity = list_capacities(self._store, hosts)[0]
         is_alive = self._was_alive[name] = self._is_alive(name)
-        closure = find_host_closure(capacity, is_alive=is_alive and hosts[0].metadata.deletion_timestamp is None)
+        closure = find_host_closure(capacity, is_alive=is_alive and host.metadata.deletion_timestamp is None)
         reason, message = self._find_closure(cell_id, closure)
         return Cell(
             name=name,
             kind="host",
-            pool=self._pools.find_pool(METAL, hosts[0].metadata.labels),
+            pool=self._pools.find_pool(METAL, host.metadata.labels),
             total={MEMORY: capacity.budget_bytes},
             free={MEMORY: capacity.free_bytes},
             closed=reason,

@@ -69,6 +69,7 @@ class _Trial:
         # `find_room` counts the replicas that run there anyway, and the free room.
         for candidate in self.candidates:
             self.replicas[candidate.accelerator] += min(self.find_room(candidate), wanted - self.total)
+
         if self.candidates and self.total < wanted:
             waits_for = next((candidate for candidate in self.candidates if candidate.could_run), self.candidates[0])
             self.replicas[waits_for.accelerator] += wanted - self.total
@@ -111,11 +112,13 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
     if last is None:
         trial.add(wanted)
         return trial.replicas
+
     # 1. Begin with the last choice, without the replicas that are not wanted any more.
     for candidate in trial.candidates:
         trial.replicas[candidate.accelerator] = last.get(candidate.accelerator, 0)
     if trial.total > wanted:
         trial.remove(wanted)
+
     # 2. Move replicas that have waited for long (`settled`) to accelerators that have room. Those that run stay.
     for candidate in trial.candidates:
         waiting = max(0, trial.replicas[candidate.accelerator] - candidate.running)
@@ -123,6 +126,7 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
         # No replica waits where none could ever run, if one could elsewhere: `add` finds it another place.
         if not candidate.could_run and any(other.could_run for other in trial.candidates):
             trial.replicas[candidate.accelerator] = min(trial.replicas[candidate.accelerator], candidate.running)
+
     # 3. Add the replicas that are missing; once all are ready, move one to a better place.
     trial.add(wanted)
     if _is_settled(trial):
@@ -157,13 +161,16 @@ def list_watched(candidates: Sequence[Candidate], chosen: Mapping[str, int], *, 
         is_ordered: True if the service prefers earlier accelerators to later ones.
     """
     usable = [candidate for candidate in candidates if not candidate.refusal]
+
+    # A replica that waits may go to any accelerator that gets room.
     is_any_waiting = any(chosen.get(candidate.accelerator, 0) > candidate.running for candidate in usable)
     if is_any_waiting:
         return frozenset(candidate.accelerator for candidate in usable)
+
+    # Replicas that run move only to an accelerator that is better than the last one in use.
     used_positions = [position for position, candidate in enumerate(usable) if chosen.get(candidate.accelerator, 0)]
     if not used_positions or not is_ordered:
         return frozenset()
-    # Replicas that run move only to an accelerator that is better than the last one in use.
     return frozenset(candidate.accelerator for candidate in usable[: used_positions[-1]])
 
 

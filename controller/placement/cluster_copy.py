@@ -168,10 +168,11 @@ class ClusterCopy:
         """
         if unit.state == "waiting" or not isinstance(unit.requirement, NodeRequirement):
             return unit
-        key = unit.objects[0]
+        key = unit.objects[0]  # the first pod of a gang stands for all
         pod = self.store.get(PODS, key.name, key.namespace)
         if pod is None:
             return unit
+
         vendors = self.settings.pods.vendors
         table = read_pools(self.store, vendors)
         service = find_queued_service(self.store, unit.service, table, is_queued_by_default=self._is_queued)
@@ -193,13 +194,15 @@ async def copy_reading(client: Client, reading: QueueReading) -> ClusterCopy:
         Unreachable: the API server does not answer.
     """
     copied, refusals = ClusterCopy(reading.settings, reading.view), reading.refusals
-    # Kinds without which a plan is still made, such as NodeFitness, by which speeds are estimated.
+
+    # 1. Kinds without which a plan is still made, such as NodeFitness, by which speeds are estimated.
     unneeded_kinds = _DECIDES_NOTHING
     if not any(map(selects_devices, copied.store.list(INFERENCE_SERVICES))):
         unneeded_kinds |= {RESOURCE_SLICES, RESOURCE_CLAIMS}
     if missing := [refused for kind, refused in refusals.items() if kind not in unneeded_kinds]:
         raise RightsMissing(missing)
-    # These are not fatal: the plan says that it knows fewer speeds.
+
+    # 2. Kinds without which the plan only knows fewer speeds; it says so.
     copied.unread_speeds = tuple(refused for kind, refused in refusals.items() if kind in _SPEED_FACTS)
     await copied.read_volumes(client)
     return copied
@@ -214,6 +217,7 @@ def unpin(pod_spec: Obj) -> Obj:
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
         return spec
+
     terms = [_unpin_term(term) for term in required["nodeSelectorTerms"]]
     if all(terms):
         required["nodeSelectorTerms"] = terms

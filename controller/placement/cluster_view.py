@@ -86,19 +86,23 @@ class ClusterView:
         """Make an empty view; `follow` or `read_once` fills its store. The arguments are those of the class."""
         self.vendors = vendors
         self.kinds = kinds
+        self._clock = clock
+        self._is_alive = is_alive or self._is_ready
+
         self.store = Store()
         self.measured = follow_measurements(self.store)  # the speeds that benchmarks have measured
         self.freshness = FactFreshness(clock, read_time)  # tells which node agents are silent
-        self._clock = clock
-        self._is_alive = is_alive or self._is_ready
         # By kind: set once all its objects are in the store.
         self._listed = {kind.resource: asyncio.Event() for kind in kinds}
+
+        # The machines (nodes and hosts), as `list_machines` built them last.
         self._machines: dict[str, ViewedMachine] = {}
         """By `Cell.id`."""
         self._changed_names: set[str] = set()
         """Names of nodes and hosts whose reports have changed since their machines were built."""
         self._built_as_stale: frozenset[str] = frozenset()
-        """Nodes whose machines were built as stale."""
+        """Nodes whose machines were built as stale: their agents were silent."""
+
         declare_indexes(self.store)
         declare_partial_objects(self.store)
         # The store keeps a part of each object: that of nodes is the default one unless `parts` names another.
@@ -106,6 +110,7 @@ class ClusterView:
             declare_nodes(self.store, vendors)
         for resource, keep_part in parts.items():
             self.store.set_reduction(resource, keep_part)
+
         self.store.subscribe(self._take_change)
 
     @functools.cached_property
@@ -158,8 +163,10 @@ class ClusterView:
             except Forbidden as error:
                 refusals[kind.resource] = error
             except NotFound:
-                if kind.resource not in _OPTIONAL_KINDS:
+                if kind.resource not in _OPTIONAL_KINDS:  # those that some clusters do not have
                     raise
+
+        # Pods that are not ours are counted apart, and not kept in the store.
         if PODS in self._listed and PODS not in refusals:
             await self.registry.foreign.read_once(client)
         return refusals
@@ -175,13 +182,14 @@ class ClusterView:
         Building a machine is costly: it is kept unless its cell or the report of its agent has changed, or the agent
         has become silent or is back.
         """
+        # 1. Find what has changed since the last call: reports, and agents that have become silent (stale) or are back.
         stale = self.freshness.list_stale()
-        # Nodes whose agents have become silent, or are back since the last call.
-        changed_staleness = stale ^ self._built_as_stale
-        changed_names = self._changed_names | changed_staleness
+        changed_names = self._changed_names | (stale ^ self._built_as_stale)
         self._changed_names, self._built_as_stale = set(), stale
-        cells, machines = self.registry.cells, dict[str, ViewedMachine]()
-        for cell_id, cell in cells.items():
+
+        # 2. Build these machines, and those whose cell has changed. Those of cells that are gone are left out.
+        machines = dict[str, ViewedMachine]()
+        for cell_id, cell in self.registry.cells.items():
             machine = self._machines.get(cell_id)
             if machine is None or machine.cell is not cell or cell.name in changed_names:
                 machine = self._build_machine(cell, is_stale=cell.name in stale)
