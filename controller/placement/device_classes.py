@@ -21,6 +21,7 @@ class DeviceClasses:
         self._unknown: dict[str, set[str]] = {}
         """By accelerator, the cells of which nobody says what devices they have."""
         self._listed: dict[str, tuple[ServingDevices, ...]] = {}
+        """By accelerator, the weakest devices of each class."""
         self._listeners: list[Callable[[str], None]] = []
 
     def subscribe(self, listener: Callable[[str], None]) -> None:
@@ -37,11 +38,14 @@ class DeviceClasses:
 
     def put(self, cell: str, accelerator: str, devices: ServingDevices | None) -> None:
         """Note the devices of a cell, by its `Cell.id`, None if they are unknown; call listeners if a class changes."""
+        # 1. Note whether they are unknown.
         entry = (accelerator, devices) if devices is not None and devices.device_class else None
         for cells in self._unknown.values():
             cells.discard(cell)
         if accelerator and entry is None:
             self._unknown.setdefault(accelerator, set()).add(cell)
+
+        # 2. Move the cell from the class that it had to the one that it has now.
         last = self._cells.get(cell)
         if entry == last:
             return
@@ -52,6 +56,7 @@ class DeviceClasses:
         if entry is not None:
             self._cells[cell] = entry
             changed_accelerators |= self._count_in_class(*entry, 1)
+
         for changed_accelerator in sorted(changed_accelerators):
             self._list_anew(changed_accelerator)
 
@@ -66,7 +71,7 @@ class DeviceClasses:
         now, so that the first may have come or the last have gone. Otherwise the set is empty.
         """
         key = accelerator, devices.device_class
-        members = self._members.setdefault(key, {})
+        members = self._members.setdefault(key, {})  # how many cells have each kind of devices in this class
         count = members.get(devices, 0) + number
         if count:
             members[devices] = count

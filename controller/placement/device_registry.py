@@ -107,6 +107,8 @@ class DeviceRegistry:
             if vendor.driver is not None
         }
         """By name of the driver."""
+
+        # The devices, as slices list them.
         self._slices: dict[_PoolKey, dict[str, ResourceSlice]] = {}
         """Slices of each pool by name."""
         self._devices: dict[_PoolKey, Mapping[str, Mapping[DeviceId, Device]]] = {}
@@ -114,6 +116,8 @@ class DeviceRegistry:
         self._pools_on_node: dict[str, dict[_PoolKey, None]] = {}
         """By node, the pools with devices there."""
         self._node_of_device: dict[DeviceId, str] = {}
+
+        # Who has devices: claims, and the pods for which they were made.
         self._claims: dict[ObjectKey, _AllocatedClaim] = {}
         """Claims of all pods, also of others, that have devices."""
         self._claims_of_device: dict[DeviceId, set[ObjectKey]] = {}
@@ -123,6 +127,8 @@ class DeviceRegistry:
         """Pods of ours that claim devices and have a node, by uid."""
         self._pods_on_node: dict[str, set[str]] = {}
         """By node, the uids of these pods."""
+
+        # The needs of our pods, and the devices that meet them.
         self._needs: dict[str, DeviceNeed] = {}
         """Needs of pods of ours that exist, by name."""
         self._uids_by_need: dict[str, set[str]] = {}
@@ -139,6 +145,7 @@ class DeviceRegistry:
         for obj in (old, new):
             if obj is None or obj["spec"]["driver"] not in self._accelerators:
                 continue
+
             changed = msgspec.convert(obj, ResourceSlice)
             key = _PoolKey(changed.spec.driver, changed.spec.pool.name)
             slices = self._slices.setdefault(key, {})
@@ -147,6 +154,7 @@ class DeviceRegistry:
             else:
                 slices.pop(changed.metadata.name, None)
             nodes |= self._locate_devices(key)
+
         for node in nodes:
             # Which devices there meet which needs is found anew when it is asked for.
             self._matching_devices.pop(node, None)
@@ -155,19 +163,23 @@ class DeviceRegistry:
     def _locate_devices(self, key: _PoolKey) -> set[str]:
         """Find anew on which nodes the devices of a pool are; return the nodes that have, or had, one of them.
 
-        A pool here is a set of ResourceSlices of one driver. All of its devices are forgotten first, then noted as its
-        slices have them now.
+        A pool here is a set of ResourceSlices of one driver.
         """
+        # 1. Forget all of its devices.
         devices_before = self._devices.pop(key, {})
         for node, devices in devices_before.items():
             del self._pools_on_node[node][key]
             for device_id in devices:
                 del self._node_of_device[device_id]
+
+        # 2. Sort the devices that its slices have now by node.
         by_node: dict[str, dict[DeviceId, Device]] = {}
         for spec, device in _list_devices(self._slices[key].values()):
             # A device that is not on a single node, such as one in the network, is left to the scheduler.
             if node_name := spec.node_name or device.node_name:
                 by_node.setdefault(node_name, {})[DeviceId(*key, device.name)] = device
+
+        # 3. Note them.
         if by_node:
             self._devices[key] = by_node
         if not self._slices[key]:
@@ -182,6 +194,7 @@ class DeviceRegistry:
         obj = new or old
         if obj is None:
             return set()
+
         # 1. Forget what the claim had.
         key = object_key(obj)
         nodes = set[str]()
@@ -193,6 +206,7 @@ class DeviceRegistry:
                     del self._claims_of_device[device]
             if self._claim_of_pod.get(allocated_claim.pod) == key:
                 del self._claim_of_pod[allocated_claim.pod]
+
         # 2. Note what it has now.
         claim = _read_claim(new) if new is not None else None
         if claim is None:
@@ -214,14 +228,18 @@ class DeviceRegistry:
         These are the node of the pod, and, if its need is new or the last of its kind has gone, all nodes of the
         driver.
         """
+        # 1. Note its need.
         uid: str = pod["metadata"]["uid"]
         need = None if is_gone else find_need(pod)
         nodes = self._take_need(uid, need)
+
+        # 2. Take it from the node where it was.
         if (claiming_pod := self._our_pods.pop(uid, None)) is not None:
             self._pods_on_node[claiming_pod.node].discard(uid)
             nodes.add(claiming_pod.node)
-        # Tenants make pods with the labels and annotations of ours, but only the queue notes places.
-        # `is_noted`: the pod is annotated with its queue place.
+
+        # 3. Put it on the node where it is. Tenants make pods with the labels and annotations of ours, but only the
+        #    queue notes places (`is_noted`: the pod is annotated with its queue place).
         node = find_taken_node(pod) if need is not None and is_noted(pod) else ""
         if need is not None and node:
             self._our_pods[uid] = _ClaimingPod(node, need.name, need.number)
@@ -230,16 +248,16 @@ class DeviceRegistry:
         return nodes
 
     def _take_need(self, uid: str, need: DeviceNeed | None) -> set[str]:
-        """Note the need of a pod, or None if it has none any more.
+        """Note the need of a pod, or None if it has none any more; return the nodes whose counts change.
 
-        Returns the nodes whose counts change: all of the driver, if the need is new or no pod has the earlier one any
-        more.
+        These are all nodes of the driver, if the need is new or no pod has the earlier one any more.
         """
         name = need.name if need is not None else ""
         before = self._need_of_pod.get(uid, "")
         if before == name:
             return set()
-        changed = list[DeviceNeed]()
+
+        changed = list[DeviceNeed]()  # needs that are new or gone
         # 1. Take its earlier need from it; forget the need itself with its last pod.
         if before:
             self._uids_by_need[before].discard(uid)
@@ -247,6 +265,7 @@ class DeviceRegistry:
                 del self._uids_by_need[before]
                 changed.append(self._needs.pop(before))
             del self._need_of_pod[uid]
+
         # 2. Note the new one.
         if need is not None:
             self._need_of_pod[uid] = name
@@ -254,6 +273,7 @@ class DeviceRegistry:
                 self._needs[name] = need
                 changed.append(need)
             self._uids_by_need.setdefault(name, set()).add(uid)
+
         return {node for device_need in changed for node in self._match_need(device_need)}
 
     def _match_need(self, need: DeviceNeed) -> set[str]:
@@ -264,9 +284,11 @@ class DeviceRegistry:
         """
         if need.driver not in self._accelerators:
             return set()
+
         name = need.name
         is_counted = name in self._needs or name == self._accelerators[need.driver].whole_device.name
         nodes = {node for key in self._devices if key.driver == need.driver for node in self._devices[key]}
+
         # All other nodes are matched when they are asked for.
         for node in nodes & self._matching_devices.keys():
             if is_counted:
@@ -291,22 +313,26 @@ class DeviceRegistry:
         if not matching:
             return NOTHING, NOTHING
         free_devices = self._list_free(node)
-        # Pods that are admitted here, while their claims have no devices yet.
+
+        # Pods that are admitted here, while their claims have no devices yet; what they reserve, by name of the need.
         pending = [self._our_pods[uid] for uid in self._pods_on_node.get(node, ()) if uid not in self._claim_of_pod]
         reserved_for = Counter[str]()
         for pod in pending:
             reserved_for[pod.need] += pod.number
+
         total, free = {}, {}
         # 1. By name of the need; most needs are met by the same devices, which are compared once.
         free_numbers = {devices: len(devices & free_devices) for devices in set(matching.values())}
         for name, devices in matching.items():
             total[name] = len(devices)
             free[name] = free_numbers[devices] - reserved_for.get(name, 0)
+
         # 2. By driver: its whole devices, each counted once, from which any pending pod of the driver takes.
         for driver in {key.driver for key in self._pools_on_node[node]}:
             whole_devices = matching[self._accelerators[driver].whole_device.name]
             total[f"{driver}{_WHOLE}"] = len(whole_devices)
             free[f"{driver}{_WHOLE}"] = len(whole_devices & free_devices) - self._sum_pending(pending, driver)
+
         # 3. One pod at a time, if different needs may get the same device.
         if self._has_overlap(matching):
             total[CLAIM_SLOT] = 1
@@ -336,8 +362,9 @@ class DeviceRegistry:
         pod = self._our_pods.get(unit.uid) if unit.state != "waiting" else None
         if pod is None:
             return unit
+
         freed = {CLAIM_SLOT: 1} if unit.state == "ending" else {}
-        claim_key = self._claim_of_pod.get(unit.uid)
+        claim_key = self._claim_of_pod.get(unit.uid)  # None: its devices are not chosen yet
         if claim_key is not None:
             claimed_devices = self._claims[claim_key].devices
             for name, devices in self._find_matching(pod.node).items():
@@ -345,6 +372,7 @@ class DeviceRegistry:
                 # What it frees of its own need is in its parts already.
                 if amount and name != pod.need:
                     freed[name] = amount
+
         return msgspec.structs.replace(unit, freed_beside=freed) if freed else unit
 
     def _find_matching(self, node: str) -> Mapping[str, frozenset[DeviceId]]:
@@ -355,13 +383,14 @@ class DeviceRegistry:
         pools = self._pools_on_node.get(node)
         if not pools:
             return {}
+
         matching = self._matching_devices.get(node)
         if matching is None:
             matching = self._matching_devices[node] = {}
             drivers = {key.driver for key in pools}
             whole_devices = {need.name: need for need in (self._accelerators[name].whole_device for name in drivers)}
             for name, need in (whole_devices | self._needs).items():
-                if any(key.driver == need.driver for key in pools):
+                if need.driver in drivers:
                     matching[name] = self._list_matching(node, need)
         return matching
 
@@ -387,6 +416,7 @@ class DeviceRegistry:
         for key in self._pools_on_node[node]:
             devices = self._devices[key][node]
             taken = {device_id for device_id in devices if self._is_taken(device_id)}
+
             # The sets of counters, each of a chip, from which taken devices take something.
             parts = {part for device_id in taken for part in _list_parts(devices[device_id])}
             free |= {

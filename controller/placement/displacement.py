@@ -91,6 +91,7 @@ def find_displacements(
         moved: uids of processes that move to a better host.
     """
     bound = ((process, process.spec.host_name) for process in processes)
+    # A process without a host has none to leave; None: it may stay.
     causes = {
         process.metadata.uid: _find_cause(process, host, orders.get(host), tolerations, moved)
         for process, host in bound
@@ -107,13 +108,18 @@ def _find_cause(
     moved: Container[str],
 ) -> Displacement | None:
     """Return why a process should leave its host: orders first, then what the agent reports, then a move; or None."""
+    # 1. The administrator's orders.
     if orders is not None and orders.is_drained:
         return Displacement(DRAIN, f"host {host} is drained")
     if orders is not None and (taint := find_untolerated(orders.evicting, tolerations)) is not None:
         return Displacement(TAINT, f"host {host} has the taint {taint.text}, which the service does not tolerate")
+
+    # 2. The agent's report, such as of memory pressure.
     reported = find(process.status.conditions, DISRUPTION_TARGET)
     if reported is not None and reported.status == "True":
         return Displacement(reported.reason, f"host {host}: {reported.message}")
+
+    # 3. A move to a better host.
     if process.metadata.uid in moved:
         return Displacement(REBALANCE, f"host {host} is left for a better one")
     return None
@@ -151,11 +157,6 @@ def choose_moves(
 ) -> set[str]:
     """Return the uids of the processes of a service that move to a better host; of new moves one at a time.
 
-    1. A move whose replacement has a host goes on, whatever becomes of the request.
-    2. Otherwise moves begin only while the annotation asks for them, and only of processes that are ready and older
-       than the request, so that none moves twice for it.
-    3. A move whose replacement still waits is judged first, and given up when no host is better any more.
-
     Args:
         processes: the processes of the service with the wanted spec.
         requested_at: the annotation that asks to rebalance the service, which is a time.
@@ -163,13 +164,14 @@ def choose_moves(
         capacities: the capacity that each live host has left.
         now: the wall clock.
     """
-    # Moves whose replacement has a host already.
+    # 1. A move whose replacement has a host already goes on, whatever becomes of the request.
     moved = list_moved(processes, bound_only=True) & {metal_process.metadata.uid for metal_process in processes}
     requested = parse_time(requested_at)
     if moved or requested is None or not is_requested(requested_at, now):
         return moved
-    # Now also those whose replacement still waits.
-    begun = list_moved(processes)
+
+    # 2. Others begin only while the annotation asks for them, and only of processes that are ready and older than the
+    #    request, so that none moves twice for it.
     settled = [
         metal_process
         for metal_process in processes
@@ -178,7 +180,9 @@ def choose_moves(
         and (created := parse_time(metal_process.metadata.creation_timestamp)) is not None
         and created < requested
     ]
-    # The move that has begun is judged first, so that it goes on.
+
+    # 3. A move whose replacement still waits (`begun`) is judged first, and given up when no host is better any more.
+    begun = list_moved(processes)
     for process in sorted(settled, key=lambda process: (process.metadata.uid not in begun, process.metadata.name)):
         if _has_better_host(process, processes, require_host(process, demands), capacities):
             return {process.metadata.uid}
@@ -191,17 +195,18 @@ def _has_better_host(
     requirement: HostRequirement,
     capacities: Sequence[HostCapacity],
 ) -> bool:
-    """Return whether an open host is better for a process than its own: first by fewer siblings there.
+    """Return whether an open host is better for a process than its own; False if its own host is not live.
 
-    Then more free memory decides, then more bandwidth. The own host counts as if the process were gone. Hosts that
-    rejected a sibling are left out. Whether the weights are there does not count: a host that has just joined has none.
-    False if its own host is not live.
+    Whether the weights are there does not count: a host that has just joined has none. `siblings` are the processes of
+    its service, itself among them.
     """
     own_host, needed = process.spec.host_name, process.spec.memory_bytes
     others = [sibling for sibling in siblings if sibling is not process]
     present = next((capacity for capacity in capacities if capacity.host == own_host), None)
     if present is None:
         return False
+
+    # Hosts that rejected a sibling are left out.
     avoid = {own_host, *(other.spec.host_name for other in others if other.status.phase == "Rejected")}
 
     def rank(capacity: HostCapacity, free_bytes: int) -> tuple[int, int, int]:
@@ -209,7 +214,7 @@ def _has_better_host(
         siblings_there = sum(other.spec.host_name == capacity.host for other in others)
         return siblings_there, -free_bytes, -capacity.bandwidth_bytes_per_second
 
-    # Without the process, its own host would have `needed` bytes more.
+    # Its own host counts as if the process were gone: it would have `needed` bytes more.
     return any(
         host.free_bytes >= needed and rank(host, host.free_bytes) < rank(present, present.free_bytes + needed)
         for host in list_eligible_hosts(requirement, avoid, capacities)

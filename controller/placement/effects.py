@@ -36,13 +36,17 @@ def admit_pod(pod: Obj, node: str, node_labels: Labels = ()) -> Operations:
     index = find_gate(pod)
     if index is None:
         raise ValueError(f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']} has no gate of the queue")
+
     gate = f"/spec/schedulingGates/{index}"
     expressions = [{"key": name, "operator": "In", "values": [value]} for name, value in node_labels]
     return [
+        # The patch fails unless the pod is the same, and still has its gate.
         _test("/metadata/uid", pod["metadata"]["uid"]),
         _test(f"{gate}/name", QUEUE_GATE),
+        # The node, or the labels of one.
         *(_pin(pod, node) if node else ()),
         *(_restrict(pod, "matchExpressions", expressions) if expressions and not node else ()),
+        # The queue's annotations and its gate.
         *_note_place(pod),
         *_remove_annotation(pod, NOMINATED),
         {"op": "remove", "path": gate},
@@ -71,6 +75,8 @@ def _restrict(pod: Obj, field: str, added: Sequence[Obj]) -> Operations:
     affinity = pod["spec"].get("affinity")
     node_affinity = (affinity or {}).get("nodeAffinity")
     required = (node_affinity or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+
+    # 1. The pod has no term: make one, with as much around it as is missing.
     only_term: Obj = {"nodeSelectorTerms": [{field: [*added]}]}
     if affinity is None:
         value: Obj = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": only_term}}
@@ -80,6 +86,8 @@ def _restrict(pod: Obj, field: str, added: Sequence[Obj]) -> Operations:
         return [{"op": "add", "path": f"{_AFFINITY}/nodeAffinity", "value": value}]
     if required is None:
         return [{"op": "add", "path": _REQUIRED, "value": only_term}]
+
+    # 2. Add the requirements to each term, since a node needs to meet only one of them.
     operations: list[Mapping[str, Any]] = []
     for index, term in enumerate(required["nodeSelectorTerms"]):
         path = f"{_REQUIRED}/nodeSelectorTerms/{index}/{field}"

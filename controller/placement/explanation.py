@@ -65,7 +65,7 @@ def explain(unit: Unit, cells: Iterable[Cell], made: Round, rules: PlanRules) ->
     """
     explanations = []
     for cell in cells:
-        limit = made.limits.find_refusal(unit, cell.pool)
+        limit = made.limits.find_refusal(unit, cell.pool)  # None: no limit keeps it out of the pool
         refusal = find_static_refusal(unit, cell) or find_refusal_now(unit, cell.id, made, limit)
         place = RefusedPlace(unit, cell, refusal.resource, limit, made, rules)
         # Each reason has a row in the table `REFUSALS`, which has the words.
@@ -115,6 +115,7 @@ class RefusalCounter:
         """Count after this round from now on; cells that are as before, with as much left, are not judged again."""
         previous_cells, previous_left = self._cells, self._round.left
         self._cells, self._round = {cell.id: cell for cell in cells}, made
+
         # `left` is what a round leaves free of each cell. If the cell changed or is gone, that is not compared.
         stale = [
             name
@@ -144,7 +145,7 @@ class RefusalCounter:
         return counts
 
     def _count(self, unit: Unit, kind: _Kind) -> Mapping[str, int]:
-        """Return the number of cells by reason.
+        """Return the number of cells (nodes and hosts) by the reason for which they refuse a unit.
 
         For units of one kind, the cells are judged once. Only in a pool where a limit refuses this unit, or where cells
         are promised to it, each cell is looked at for the unit itself.
@@ -153,6 +154,7 @@ class RefusalCounter:
             self._sorted_cells[kind] = self._split_cells(unit, kind)
         # Counts of cells that always refuse, by reason; by pool, the cells that could run such a unit.
         refused, pools = self._sorted_cells[kind]
+
         counts = Counter(refused)
         for pool, feasible in pools.items():
             limit = self._round.limits.find_refusal(unit, pool)
@@ -169,15 +171,18 @@ class RefusalCounter:
 
         The others are feasible: each either lacks a resource now (`insufficient`) or has enough left (`roomy`).
         """
+        # 1. Count the refusals; of each other cell, note the resource that it lacks, or "" if it lacks none.
         refused: Counter[str] = Counter()
         shortages_by_pool: dict[str, dict[str, str]] = {}
         verdicts = self._judge_cells(unit, kind)
         for name, cell in self._cells.items():
-            refusal, lacking = verdicts[name]  # each is "" if there is none
+            refusal, lacking = verdicts[name]
             if refusal:
                 refused[refusal] += 1
             else:
                 shortages_by_pool.setdefault(cell.pool, {})[name] = lacking
+
+        # 2. Sum these up by pool.
         feasible: dict[str, _Feasible] = {}
         for pool, shortages in shortages_by_pool.items():
             counts = Counter(lacking for lacking in shortages.values() if lacking)
@@ -199,6 +204,8 @@ class RefusalCounter:
         if len(self._verdicts) > _MOST_KINDS:
             oldest_kind = next(iter(self._verdicts))
             del self._verdicts[oldest_kind]
+
+        # Judge cells that are new or have changed.
         need, left = largest_part(unit), self._round.left
         for name, cell in self._cells.items():
             if name not in verdicts:
@@ -211,7 +218,7 @@ class RefusalCounter:
 
 
 def find_static_refusal(unit: Unit, cell: Cell) -> CellRefusal | None:
-    """Return why a cell refuses a unit whatever else runs there, or None if it could run it.
+    """Return why a cell (node or host) refuses a unit whatever else runs there, or None if it could run it.
 
     A cell that is closed at the moment, or to be avoided by the unit, refuses it as well.
     """
@@ -242,11 +249,13 @@ def find_refusal_now(unit: Unit, cell: str, made: Round, limit: LimitRefusal | N
     # A unit that the round has blocked has lost its promise (nomination) in it.
     if blockage is None and unit.nomination is not None and cell in unit.nomination.cells:
         return CellRefusal(NOMINATED)
+
     if limit is not None:
         return CellRefusal(limit.reason)
-    if resource := find_shortage(largest_part(unit), made.left[cell]):
+    if resource := find_shortage(largest_part(unit), made.left[cell]):  # `left`: what the round leaves free
         return CellRefusal(INSUFFICIENT, resource)
-    closure = made.closed.get(cell)
+
+    closure = made.closed.get(cell)  # the unit ahead (`head`) for which the cell is kept; None: for none
     if closure is not None and closure.head.uid != unit.uid and closure.holds_back(unit):
         return CellRefusal(HEAD_OF_LINE)
     return CellRefusal(FITS)

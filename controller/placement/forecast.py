@@ -81,9 +81,10 @@ def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now
         made = plan(future.cells.values(), future.units.values(), rules, future.now)
         if future.apply(made):
             continue
-        if made.again_seconds is None:
+        if made.again_seconds is None:  # time alone changes nothing either
             return QueueForecast(future.fates, made, tuple(future.cells.values()))
-        # The planner compares with a time that floats cannot express to the last digit.
+
+        # A bit more than that, since the planner compares with a time that floats cannot express to the last digit.
         future.now += made.again_seconds + 0.001
     return QueueForecast(future.fates, made, tuple(future.cells.values()), is_complete=False)
 
@@ -98,6 +99,7 @@ def build_successor(unit: Unit) -> Unit:
     # A pod that waits needs a slot for its claim, too.
     if any(map(_count_claimed, parts)):
         parts = tuple({**part, CLAIM_SLOT: 1} for part in parts)
+
     # It waits anew, without cells, promise, run time and allocated devices, and it replaces nobody.
     return msgspec.structs.replace(
         unit,
@@ -131,6 +133,8 @@ def _choose_devices(unit: Unit, free: Sequence[Amounts]) -> Unit:
     number = sum(map(_count_claimed, unit.parts))
     if not number:
         return unit
+
+    # A cell counts the devices for each need by a name that ends with CLAIMED.
     parts = tuple({name: amount for name, amount in part.items() if name != CLAIM_SLOT} for part in unit.parts)
     other_needs = [name for amounts in free for name in amounts if name.endswith(CLAIMED) and name not in unit.parts[0]]
     return msgspec.structs.replace(unit, parts=parts, freed_beside=dict.fromkeys(other_needs, number))
@@ -173,6 +177,7 @@ class _Future:
 
         What the unit takes is subtracted from its cells: the amounts that its later end would free.
         """
+        # 1. Let it run.
         free = [self.cells[name].free for name in action.cells]
         unit = msgspec.structs.replace(
             _choose_devices(action.unit, free),
@@ -186,7 +191,8 @@ class _Future:
             self._set_free(name, subtract_amounts(self.cells[name].free, taken))
         self.units[unit.uid] = unit
         self._note(unit, state="starts", cells=action.cells, scores=action.scores, after_seconds=self.now - self._began)
-        # The rollout ends one earlier unit for each that is admitted.
+
+        # 2. The rollout ends one earlier unit for each that is admitted.
         earlier = (self.units[uid] for uid in sorted(unit.replaces) if uid in self.units)
         if (replaced := next(earlier, None)) is not None:
             self._replace(replaced)
@@ -217,9 +223,11 @@ class _Future:
         victim, preemptor = action.victim, action.preemptor
         if victim.uid not in self.units:
             return
+
         self._end(victim)
         successor = build_successor(victim)
         self.units[successor.uid] = successor
+
         # The first unit for which it was evicted stays noted.
         fate = self.fates[first_uid(victim.uid)]
         self._note(victim, state="waits", cells=(), scores=(), preemptor=fate.preemptor or preemptor)
@@ -251,29 +259,34 @@ def first_uid(uid: str) -> str:
 def simulate_drain(
     cells: Iterable[Cell], units: Iterable[Unit], drained: str
 ) -> tuple[tuple[Cell, ...], tuple[Unit, ...]]:
-    """Return cells and units as if a cell took nothing new, and all its units had to go elsewhere.
+    """Return cells (nodes and hosts) and units as if one cell took nothing new, and its units had to go elsewhere.
 
     Args:
         cells: the cells.
         units: all units.
         drained: `Cell.id` of the cell.
     """
+    # 1. Close the cell; the others stay as they are.
     closed = tuple(
         msgspec.structs.replace(cell, closed="Cordoned", closed_message=f"{cell.kind} {cell.name} would be drained")
         if cell.id == drained
         else cell
         for cell in cells
     )
+
+    # 2. End the units that run there, also on other cells if they are gangs; their successors wait.
     free_by_cell = {cell.id: cell.free for cell in closed}
     units_after: list[Unit] = []
     for unit in units:
         if drained not in unit.cells or unit.state != "running":
             units_after.append(unit)
             continue
+
         units_after.append(build_successor(unit))
         for name, room in unit.freed.items():
             if name in free_by_cell:
                 free_by_cell[name] = add_room(free_by_cell[name], room)
+
     cells_after = tuple(msgspec.structs.replace(cell, free=free_by_cell[cell.id]) for cell in closed)
     return cells_after, tuple(units_after)
 
@@ -311,13 +324,17 @@ def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
     Its position is that in the queue of its first pool, its home. Units that could never start are not in the queue;
     such a one has position 0.
     """
-    made, home = end.round, fate.unit.pools[:1]
-    uid = first_uid(fate.unit.uid)
-    # `_is_hopeless`: no cell could ever run it, or limits forbid it for good.
-    queue = [unit for unit in made.queue if unit.pools[:1] == home and not _is_hopeless(made, unit)]
+    made = end.round
     # The unit as the last round had it: with another uid if it was evicted in the forecast.
+    uid = first_uid(fate.unit.uid)
     unit = next(candidate for candidate in made.queue if first_uid(candidate.uid) == uid)
+
+    # 1. Its position. `_is_hopeless`: no cell could ever run it, or limits forbid it for good.
+    home = fate.unit.pools[:1]
+    queue = [candidate for candidate in made.queue if candidate.pools[:1] == home and not _is_hopeless(made, candidate)]
     position = queue.index(unit) + 1 if unit in queue else 0
+
+    # 2. The reason, in words. If `find_reason` knows none, it follows from how many cells refuse the unit, and why.
     counts = sort_refusals(RefusalCounter(end.cells, made).count(unit))
     reason = find_reason(made, unit.uid, unit.nomination) or find_lack(unit, counts)
     largest = find_largest(unit, end.cells) if reason == "NoSuchHardware" else None

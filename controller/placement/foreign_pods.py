@@ -117,12 +117,14 @@ class ForeignPods:
 
         `items` are pods in the form that `read` returns.
         """
-        listed: set[bytes] = set()
-        changed: set[str] = set()
+        listed: set[bytes] = set()  # uids of all these pods
+        changed: set[str] = set()  # nodes whose sums have changed
         for item in items:
             uid = _shorten_uid(item["metadata"]["uid"])
             listed.add(uid)
             changed.update(self._taken.hold(uid, item["node"], item["amounts"]))
+
+        # Pods that are not listed are gone.
         changed.update(self._taken.release_others(listed))
         self._report(changed)
 
