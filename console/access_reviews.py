@@ -127,20 +127,21 @@ class AccessReviews:
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         """Ask the API server by `client`; `clock` says when a cached answer has expired."""
         self._client = client
-        self._callers = _AnswerCache[Caller](clock, MOST_KEPT)
-        """The user of each valid token, by the digest of the token."""
-        self._invalid_tokens = _AnswerCache[None](clock, MOST_KEPT)
-        """Digests of invalid tokens, in a cache of their own, so that a flood of them evicts no caller."""
-        self._rights = _AnswerCache[bool](clock, MOST_RIGHTS)
-        """True or False for each caller and right that were asked for."""
+
+        # Answers that are kept for some seconds. Invalid tokens have a cache of their own, so that a flood of them
+        # evicts no caller.
+        self._callers = _AnswerCache[Caller](clock, MOST_KEPT)  # the user of a valid token, by the token's digest
+        self._invalid_tokens = _AnswerCache[None](clock, MOST_KEPT)  # by the token's digest, too
+        self._rights = _AnswerCache[bool](clock, MOST_RIGHTS)  # True or False, by caller and right
+
+        # Each review that runs holds one slot of all, and one of its user or address, so that few run at once. The
+        # semaphore of a user or an address is held weakly: it vanishes when its last review has ended.
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
-        """Taken by each review that runs, so that few run at once; the two below bound those of one user or address."""
-        self._slots_by_user = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
-        """By user, as long as reviews of his rights run."""
-        self._slots_by_peer = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
-        """By address, as long as tokens from there are reviewed."""
+        self._slots_by_user = weakref.WeakValueDictionary[str, asyncio.Semaphore]()  # for reviews of his rights
+        self._slots_by_peer = weakref.WeakValueDictionary[str, asyncio.Semaphore]()  # for reviews of tokens from there
+
+        # The questions whose answer is awaited, by what is asked: equal ones are asked once.
         self._running: dict[Hashable, _SharedQuestion] = {}
-        """The questions whose answer is awaited, by what is asked: equal ones are asked once."""
 
     async def identify(self, token: str, peer: str) -> Caller | None:
         """Return the user of a token that came from address `peer`; None if the token is invalid.
@@ -149,12 +150,13 @@ class AccessReviews:
 
         Raises ReviewFailedError.
         """
+        # Look into the caches: `_callers` keeps the user of each valid token, `_invalid_tokens` the digests of invalid
+        # ones, whose answer is None. `cached` is None if neither has the token.
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        # _callers keeps the user of each valid token, _invalid_tokens the digests of invalid ones, whose answer is
-        # None.
         cached = self._callers.get(digest) or self._invalid_tokens.get(digest)
         if cached is not None:
             return cached.answer
+
         # At most MOST_OF_PEER tokens from one address wait for a review at once. The semaphore of an address vanishes
         # with its last user, since the dictionary holds it weakly.
         async with self._slots_by_peer.setdefault(peer, asyncio.Semaphore(MOST_OF_PEER)):
@@ -174,14 +176,13 @@ class AccessReviews:
         answer = await self._review(TOKEN_REVIEWS, {"token": token})
         status = _read(answer, _TokenStatus)
         user = status.user
-        caller = None
-        if status.authenticated and user.username:
-            caller = Caller(user.username, user.uid, user.groups, tuple(sorted(user.extra.items())))
-        if caller is None:
-            # A cache of its own, so that a flood of invalid tokens evicts no user.
+
+        # An invalid token goes into a cache of its own, so that a flood of them evicts no user.
+        if not status.authenticated or not user.username:
             self._invalid_tokens.put(key, None, NO_SECONDS)
-        else:
-            self._callers.put(key, caller, YES_SECONDS)
+            return None
+        caller = Caller(user.username, user.uid, user.groups, tuple(sorted(user.extra.items())))
+        self._callers.put(key, caller, YES_SECONDS)
         return caller
 
     async def allows(self, caller: Caller, demand: AccessDemand) -> bool:
@@ -216,9 +217,12 @@ class AccessReviews:
             "extra": dict(caller.extra),
             "resourceAttributes": attributes,
         }
-        # _slots_by_user: a semaphore for each user whose rights are being reviewed, held weakly
+
+        # Wait for one of the user's slots: each user whose rights are being reviewed has a semaphore, held weakly.
         async with self._slots_by_user.setdefault(caller.username, asyncio.Semaphore(MOST_OF_USER)):
             answer = await self._review(SUBJECT_ACCESS_REVIEWS, spec)
+
+        # An authorizer may deny what others allow. A right that was granted is kept longer than one that was not.
         status = _read(answer, _AccessStatus)
         is_allowed = status.allowed and not status.denied
         self._rights.put((caller, demand), is_allowed, YES_SECONDS if is_allowed else NO_SECONDS)
@@ -232,20 +236,22 @@ class AccessReviews:
 
         Raises ReviewFailedError.
         """
+        # 1. All namespaces: a demand without a namespace.
         if await self.allows(caller, AccessDemand("list", INFERENCE_SERVICES)):
             return None
-        # Without it, the cache answers for some namespaces; only the rest is asked for.
+
+        # 2. The cache, `_rights`, answers for some namespaces: True or False by caller and right.
         allowed, unknown = set[str](), list[AccessDemand]()
         for namespace in sorted(namespaces):
             demand = AccessDemand("list", INFERENCE_SERVICES, namespace)
-            # _rights: the cached answer for each caller and right
             cached = self._rights.get((caller, demand))
             if cached is None:
                 unknown.append(demand)
             elif cached.answer:
                 allowed.add(namespace)
+
+        # 3. Ask for the rest, once for all requests of the caller that wait for the same answers.
         if unknown:
-            # All of a caller's requests wait for the same answers.
             key = caller, tuple(unknown)
             allowed |= await self._share_question(key, lambda: self._find_allowed(caller, unknown))
         return frozenset(allowed)
@@ -267,16 +273,17 @@ class AccessReviews:
 
         A request that is cancelled leaves the question running for the others; the last one cancels it.
         """
-        # _running: the questions that are being asked now, by key
+        # Join the question that is being asked under this key, or ask it in a task of its own.
         question = self._running.get(key)
         if question is None:
             question = self._running[key] = _SharedQuestion(asyncio.create_task(ask()))
-        question.waiting += 1
+        question.waiting += 1  # the number of requests that wait for its answer
+
         try:
             # Shielded, so that a request that is cancelled does not cancel the question of the others.
             answer: T = await asyncio.shield(question.task)
         finally:
-            # `waiting` counts the requests that wait for this question.
+            # The last request ends the question, if it still runs, and forgets it.
             question.waiting -= 1
             if not question.waiting:
                 question.task.cancel()

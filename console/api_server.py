@@ -53,6 +53,7 @@ def build_api(context: DensityContext, reviews: AccessReviews) -> AnswerServer:
     """
     # Both are shared by all routes: a lock for each user, and the number of connections that each user keeps.
     user_locks, connection_shares = _UserLocks(), _ConnectionShares()
+
     routes = dict[str, Route]()
     for route in ROUTES:
         # _BODIES limits the size of bodies; without a body type, a body is not read.
@@ -60,6 +61,8 @@ def build_api(context: DensityContext, reviews: AccessReviews) -> AnswerServer:
         answer = _build_answer(route, context, reviews, user_locks, connection_shares)
         # A path that ends with a slash takes whatever name follows it.
         routes[route.path.removesuffix("{name}")] = Route(answer, route.method, body_limits)
+
+    # The document is encoded once, and needs no token.
     document = _encode(build_document())
     routes["/openapi.json"] = Route(lambda question: _respond(question, document))
     return AnswerServer(routes, refuse)
@@ -108,8 +111,7 @@ def _build_answer(
     async def answer_stranger(question: AskedQuestion) -> WholeAnswer:
         """Identify the caller by the bearer token, and answer him; without a valid token, answer with 401.
 
-        The parameters of the outer function are used: `reviews` asks the API server whose token it is, and
-        `connection_shares` keeps the connections of known users.
+        `reviews` asks the API server whose token it is. `connection_shares` keeps the connections of known users.
         """
         token = read_token(question.headers.get("Authorization"))
         caller = await reviews.identify(token, question.peer) if token else None
@@ -122,12 +124,14 @@ def _build_answer(
         """Answer a known caller by what he may see; with 503 until the cluster is read, with 403 without the right."""
         if not context.service.view.is_complete:
             return refuse(503, "the cluster is still being read: try again")
-        # demand: the right that the route takes; None: any valid token will do
+
+        # 1. His right. demand: what the route takes; None: any valid token will do
         demand = route.demand
         if demand is not None and not await reviews.allows(caller, demand):
             return refuse(403, f"the user of the token may not {demand.verb} {demand.resource}")
+
+        # 2. His view. visible: the namespaces whose Models and services he may see; None: all
         service = context.service
-        # visible: the namespaces whose Models and services the caller may see; None: all
         visible = await reviews.find_visible(caller, service.take_snapshot().namespaces)
         query, name, body = read_query(question), question.name, bytes(question.body)
 
@@ -137,7 +141,7 @@ def _build_answer(
                 AskedRequest(snapshot, table, service.view.vendors, context.prices, visible, query, name, body)
             )
 
-        # A user has one answer computed at a time: his further requests wait here, and delay no other user.
+        # 3. A user has one answer computed at a time: his further requests wait here, and delay no other user.
         async with user_locks.setdefault(caller.username, asyncio.Lock()):
             return _respond(question, _encode(await service.compute(compute)))
 
@@ -171,10 +175,11 @@ async def _report_failures(question: AskedQuestion, answer: Awaitable[WholeAnswe
 
 def _respond(question: AskedQuestion, body: bytes) -> WholeAnswer:
     """Answer with a body, or with 304 if the client has it already: its If-None-Match names the ETag of this body."""
+    # _SAFE_FIELDS keep the answer out of shared caches.
     etag = f'"{hashlib.sha256(body).hexdigest()[:_ETAG_CHARACTERS]}"'
-    # _SAFE_FIELDS keep the answer out of shared caches. If-None-Match lists ETags, `W/` marks a weak one, `*` means
-    # any.
     fields = (*_SAFE_FIELDS, (b"ETag", etag.encode()))
+
+    # If-None-Match lists ETags; `W/` marks a weak one, `*` means any.
     known_etags = {text.strip().removeprefix("W/") for text in question.headers.get("If-None-Match").split(",")}
     if question.method in {"GET", "HEAD"} and known_etags & {etag, "*"}:
         return WholeAnswer(304, b"", JSON, fields)

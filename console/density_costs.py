@@ -9,6 +9,7 @@ from console.density_prices import DensityPrices, find_device_cost, name_priced_
 from console.density_queries import Page
 from console.density_snapshot import DensitySnapshot, PlacedReplica, Visibility
 from console.fit_table import compute_score
+from controller.placement.machines import ViewedMachine
 from crds.inferenceservice import InferenceService
 from crds.placement import FitLevel
 from crds.size import GIB
@@ -51,6 +52,8 @@ def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibi
         key=lambda service: (service.metadata.namespace, service.metadata.name),
     )
     models = [_describe_service(snapshot, prices, service) for service in shown]
+
+    # The sums are over all services of a namespace, whatever part of them is on the page.
     members = itertools.groupby(models, key=lambda model: model.namespace)
     namespaces = [_sum_namespace(namespace, list(costs)) for namespace, costs in members]
     return CostAnswer(
@@ -68,27 +71,33 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
     One unknown share makes a sum unknown (None); `unknown` then names the fact that is missing. A service without
     replicas costs 0.
     """
+    # 1. The shares of its replicas, and their sums; a sum is None if a share of it is unknown, or if there is no
+    #    replica. A cell is a node or a host.
     replicas = snapshot.replicas_of.get((service.metadata.namespace, service.metadata.name), ())
     shares = [_describe_share(snapshot, prices, service, replica) for replica in replicas]
-    # Each sum is None if a share of it is unknown, or if there is no replica.
     watts = _sum_unless_empty(share.watts for share in shares)
     per_hour = _sum_unless_empty(share.per_hour for share in shares)
     memory = _sum_unless_empty(share.memory_bytes for share in shares)
     utilizations = [share.utilization for share in shares if share.utilization is not None]
     nodes = sorted({replica.cell for replica in replicas})
 
-    # base: the devices of a share, whose class the status lists speeds by; None: hardware or processor unknown
+    # 2. Its speed, which the status lists by class of devices.
+    #    base: the devices of a share; None: hardware or processor unknown
     speed = _find_speed(service, {share.base.device_class for share in shares if share.base is not None})
-    # The price of tokens is the cost divided by the speed of the same replicas: a live speed is that of all of them,
-    # any other that of one.
+
+    # 3. The cost by which tokens are priced: that of the replicas that have this speed. A live speed is that of all
+    #    replicas, any other that of one.
     cost_divisor = 1 if speed.source == "live" else len(replicas)
     priced_per_hour = per_hour / cost_divisor if per_hour is not None and cost_divisor else None
 
+    # 4. The facts that are missing for a value that is None.
     unknown = {fact for share in shares for fact in share.unknown}
     if replicas and memory is None:
         unknown.add("memory of a replica")
     if replicas and speed.tokens_per_second is None:
         unknown.add("tokens per second")
+
+    # A service without replicas takes no power and costs nothing; its sums above are None.
     return ModelCost(
         name=service.metadata.name,
         namespace=service.metadata.namespace,
@@ -121,12 +130,14 @@ def _describe_share(
     device_bytes, memory_bytes = service.status.device_memory_bytes, replica.memory_bytes
     if replica.devices and device_bytes is not None:
         memory_bytes = device_bytes * replica.devices
-    # machine.bases: one entry for each number of devices that a replica may have; empty: the hardware is unknown
+
+    # 2. Its devices. A replica without any computes on its host, or on the processor of its node, as on one device.
+    #    machine.bases: one entry for each number of devices that a replica may have; empty: the hardware is unknown
     machine, device_count = snapshot.machines.get(replica.cell), max(1, replica.devices)
     if machine is None or not machine.bases:
         return _MachineShare(memory_bytes, unknown=["hardware of a node or host"])
-    # It computes on the processor of a node whose bases are those of its devices.
     if not replica.devices and machine.cell.kind == "node" and machine.accelerator != "cpu":
+        # The bases of this node are those of its devices, and say nothing of its processor.
         return _MachineShare(memory_bytes, unknown=["processor of a node with devices"])
     bases_of_count = (base for base in machine.bases if base.device_count == device_count)
     # Without a base for this number of devices, the first one will do: it is of the same kind of devices.
@@ -135,16 +146,8 @@ def _describe_share(
     if base.memory_bytes and memory_bytes is not None:
         utilization = 100 * memory_bytes / (base.memory_bytes * device_count)
 
-    # 2. Its share: the number of whole devices that it has, less than one if pods share a device.
-    if replica.devices:
-        # device_share: the part of a device that one requested device is; None: unknown
-        share = None if machine.device_share is None else replica.devices * machine.device_share
-    else:
-        # A host, or the processor of a node, is one device for all replicas that are there.
-        neighbours = snapshot.replicas_on.get(replica.cell, ())
-        share = 1 / max(1, sum(not neighbour.devices for neighbour in neighbours))
-
-    # 3. Watts and cost: those of one device, times the share.
+    # 3. Watts and cost: those of one device, times the number of devices; each fact that is missing gets a name.
+    share = _count_devices(snapshot, machine, replica)
     cost = find_device_cost(prices, base.device_class, base.vendor)
     device, unknown = name_priced_device(base.device_class), list[str]()
     if share is None:
@@ -157,6 +160,16 @@ def _describe_share(
     watts = None if share is None or cost.watts is None else cost.watts * share
     per_hour = None if share is None or cost.per_hour is None else cost.per_hour * share
     return _MachineShare(memory_bytes, base, utilization, watts, per_hour, unknown)
+
+
+def _count_devices(snapshot: DensitySnapshot, machine: ViewedMachine, replica: PlacedReplica) -> float | None:
+    """Return how many whole devices a replica has, less than one if it shares a device; None: that is unknown."""
+    if replica.devices:
+        # device_share: the part of a device that one requested device is; None: unknown
+        return None if machine.device_share is None else replica.devices * machine.device_share
+    # A host, or the processor of a node, is one device, which the replicas there that have no devices share.
+    neighbours = snapshot.replicas_on.get(replica.cell, ())
+    return 1 / max(1, sum(not neighbour.devices for neighbour in neighbours))
 
 
 def _sum_unless_empty(values: Iterable[float | None]) -> float | None:
@@ -185,15 +198,18 @@ def _find_speed(service: InferenceService, classes: set[str]) -> _ServiceSpeed:
         service: the service.
         classes: the device classes of its replicas. The status lists a fit and a speed by class; the slowest counts.
     """
+    # The listed speed of the slowest of these classes, with its level. Speeds are listed from the fastest.
     status = service.status
-    # Speeds are listed from the fastest.
     listed = next((speed for speed in reversed(status.speeds) if speed.device_class in classes), None)
     level = listed.fit if listed else None
+
+    # 1. The live speed, else the measured one; `_read_rate` returns None for a speed that is unknown or 0.
     if live := _read_rate(status.tokens_per_second):
         return _ServiceSpeed(live, "live", level)
     if status.performance is not None and (measured := _read_rate(status.performance.tokens_per_second)):
         return _ServiceSpeed(measured, "measured", level)
-    # A listed speed comes from measurements of this class of devices, or else from an estimate: its source says which.
+
+    # 2. The listed speed, from measurements of this class of devices or from an estimate: its source says which.
     estimated = _read_rate(listed.tokens_per_second or "") if listed else None
     if listed is None or estimated is None:
         return _ServiceSpeed(None, None, level)
@@ -211,10 +227,12 @@ def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCos
 
     The exception is `known_cost_per_hour`, which adds up the costs that are known.
     """
-    # A service without a replica has no memory and no speed, and its cost is 0. So the sums of memory and speed are
-    # over services with replicas only; without any, the memory is 0, and the speed, of which there is none, is None.
-    placed = [member for member in members if member.replicas]
+    # The cost of a service without a replica is 0, so the costs of all services are added.
     per_hour = _sum_or_zero(member.cost_per_hour for member in members)
+
+    # Such a service has no memory and no speed: these sums are over services with replicas only. Without any, the
+    # memory is 0, and the speed, of which there is none, is None.
+    placed = [member for member in members if member.replicas]
     tokens = _sum_unless_empty(_count_tokens(cost) for cost in placed)
     return NamespaceCost(
         namespace=namespace,

@@ -40,19 +40,24 @@ class DensityCollector(Collector):
         Score and number of models are computed once for each profile: nodes of a profile are alike.
         """
         snapshot = self._snapshot
-        # _NODE_GAUGES: the help text of each gauge, by the end of its name
+
+        # 1. Begin a gauge for each fact. _NODE_GAUGES: its help text, by the end of its name
         families = {
             name: GaugeMetricFamily(f"pomona_density_node_{name}", text, labels=("node",))
             for name, text in _NODE_GAUGES.items()
         }
+
+        # 2. Score and number of models for each profile, kept by the name of each of its nodes. The score is that of
+        #    the model that fits best. `slowness` is the negated speed.
         flags = snapshot.flag_models(None)  # models of all namespaces count
-        fits = dict[str, tuple[float, int]]()  # score and number of models, by the name of the node
+        fits = dict[str, tuple[float, int]]()
         for profile in snapshot.profiles:
             ranked = self._table.rank_models(snapshot.models, profile)
-            # The score of a node is that of the model that fits best there. `slowness` is the negated speed.
             score = compute_score(FIT_LEVELS[ranked[0].level], tokens_per_second=-ranked[0].slowness) if ranked else 0.0
             summary = score, count_fitting(snapshot, self._table, profile, flags)
             fits.update(dict.fromkeys(profile.names, summary))
+
+        # 3. The series of each node. One on which nothing may be placed has no profile, and score and number are 0.
         for name in snapshot.names:
             shown, (score, count) = snapshot.describe_machine(name), fits.get(name, (0.0, 0))
             facts = {
@@ -68,6 +73,8 @@ class DensityCollector(Collector):
                 if value is not None:
                     families[gauge].add_metric((name,), value)
         yield from families.values()
+
+        # 4. The totals.
         stale = sum(machine.is_stale for machine in snapshot.machines.values())
         totals = {"total": ("Nodes and hosts.", len(snapshot.machines)), "stale": ("Stale nodes and hosts.", stale)}
         for name, (text, value) in totals.items():

@@ -81,10 +81,13 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
     """
     # runtimes: the engine that each accelerator takes, by the name of the accelerator
     runtimes = _choose_runtimes(model, vendors)
-    stated = model.spec.stated_bytes
+    stated = model.spec.stated_bytes  # the memory that a user states
+
+    # The header of a GGUF file, as the inspection found it; an empty one stands for other formats.
     status = model.status
     header = status.gguf or GGUF()
     quantization, abilities = header.quantization, frozenset(model.spec.capabilities)
+
     # A header that lists modes without chat is of an embedding model; one without modes says nothing.
     is_embedding = bool(abilities & _EMBEDDING) or (bool(header.modes) and "chat" not in header.modes)
     return KnownModel(
@@ -110,14 +113,13 @@ def _choose_runtimes(model: Model, vendors: Vendors) -> dict[str, str]:
     """Return the engine for each accelerator, without those where no engine serves the format."""
     runtimes = {}
     for accelerator in vendors:
-        # The third argument, `in_pods`, is False for Metal alone: there the engine is a process on a Mac.
-        demand = RuntimeDemand(
-            format_of(model), accelerator, accelerator != METAL, vendors=vendors, is_split=is_split(model)
-        )
-        # An engine is chosen in any case: whether it serves the format on this accelerator is the second question.
+        # On Metal alone the engine is not in a pod, but a process on a Mac.
+        in_pods = accelerator != METAL
+        demand = RuntimeDemand(format_of(model), accelerator, in_pods, vendors=vendors, is_split=is_split(model))
+
+        # An engine is chosen in any case; it is refused if it does not serve the format on this accelerator.
         runtime = choose_runtime(demand)
-        is_refused = refuse_demand(RUNTIMES[runtime], demand) is not None
-        if not is_refused:
+        if refuse_demand(RUNTIMES[runtime], demand) is None:
             runtimes[accelerator] = runtime
     return runtimes
 
@@ -153,6 +155,7 @@ def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str
     It is in no namespace; its version is empty, since the catalog never changes while this process runs.
     """
     source = entry.sources[0]
+    # The layout and the engine by accelerator; None, and left out below: no engine takes the model there.
     workloads = {accelerator: entry.find_workload(accelerator) for accelerator in accelerators}
     return KnownModel(
         name=name,
@@ -183,6 +186,8 @@ def change_quantization(model: KnownModel, quantization: str) -> KnownModel | No
     bits, parameters = BITS_PER_WEIGHT[quantization], model.parameters
     if parameters is None:
         return None
+
+    # A workload is what the engine of an accelerator loads: give it the size of the weights in this quantization.
     workloads = {
         accelerator: workload._replace(
             layout=structs.replace(workload.layout, tensor_bytes=round(parameters * bits / _BITS_PER_BYTE)),
@@ -193,6 +198,8 @@ def change_quantization(model: KnownModel, quantization: str) -> KnownModel | No
     }
     if not workloads:
         return None
+
+    # Fits are cached by the version, so it names the quantization. `hashes` are identities of measurements.
     return model._replace(
         workloads=workloads, quantization=quantization, version=f"{model.version}:{quantization}", hashes={}
     )

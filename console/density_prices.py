@@ -45,9 +45,11 @@ def find_device_cost(prices: DensityPrices, device_class: str, vendor: str) -> D
         device_class: class of a replica with any number of devices, such as nvidia-l4x2.
         vendor: its vendor.
     """
+    # The class of a single device, such as nvidia-l4 for nvidia-l4x2, is the name in the tables of prices.
     single = name_priced_device(device_class)
     watts = prices.watts.get(single, prices.watts.get(vendor))
     hire_per_hour = prices.per_hour.get(single, prices.per_hour.get(vendor))
+
     # Without a price of electricity, the hire is all. In a cloud, where no watts are stated, it includes electricity.
     if prices.per_kwh is None or watts is None:
         return DeviceCost(watts, per_hour=hire_per_hour)

@@ -4,7 +4,7 @@ import bisect
 import heapq
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from console.density_answers import (
@@ -77,12 +77,14 @@ def list_nodes(
     """
     # visible_flags: 1 for each model that the caller may see, in the order of `snapshot.models`
     visible_flags = snapshot.flag_models(visible)
-    counts: dict[int, int] = {}  # by the `id` of the profile: to hash its content would take longer
+    counts: dict[int, int] = {}  # of models that fit, by the `id` of a profile: to hash its content would take longer
     nodes = []
     for name in page.cut(snapshot.names):
+        # The first node of a profile has its models counted; further ones use that number.
         machine, profile = snapshot.machines[name], snapshot.profile_of.get(name)
         if profile is not None and id(profile) not in counts:
             counts[id(profile)] = count_fitting(snapshot, table, profile, visible_flags)
+
         nodes.append(
             NodeEntry(
                 node_name=name,
@@ -118,12 +120,16 @@ def describe_node(
     visible_flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
     fitting, model_fits = list[RankedFit](), list[ModelFit]()
     if profile is not None:
+        # Leave out what does not fit or may not be seen. A lower level is better. `position` is the place of the model
+        # in `snapshot.models`.
         ranked, too_tight = table.rank_models(snapshot.models, profile), RANKS["too_tight"]
-        # A lower level is better. `position` is the place of the model in `snapshot.models`.
         fitting = [fit for fit in ranked if fit.level < too_tight and visible_flags[fit.position]]
+
+        # Only for the page: the full fit of each model, with its speed and memory.
         models = (snapshot.models[fit.position] for fit in page.cut(fitting))
         places = ((model, table.find_best_fit(model, profile)) for model in models)
         model_fits = [describe_fit(model, place) for model, place in places if place is not None]
+
     return NodeDetailAnswer(
         node_name=name,
         kind=machine.cell.kind,
@@ -144,17 +150,21 @@ def list_engines(snapshot: DensitySnapshot, name: str, vendors: Vendors, visible
 
     An engine of a node counts as installed if a replica that the caller may see runs there with it.
     """
+    # 1. A host reports its engines.
     machine = snapshot.machines[name]
     if machine.cell.kind == "host":
         return [EngineEntry(name=engine, installed=True) for engine in sorted(machine.cell.runtimes)]
+
+    # 2. A node has none if its accelerator is of no known vendor.
     running = {installed.runtime for installed in list_installed(snapshot, name, visible)}
     vendor = vendors.get(machine.accelerator)
     if vendor is None:
         return []
+
+    # 3. Else it may have each engine with an image for its accelerator.
     offered = []
     for engine, runtime in RUNTIMES.items():
-        # pod: how the engine runs in pods; None: it does not
-        pod = runtime.pod
+        pod = runtime.pod  # how the engine runs in pods; None: it does not
         if pod is None or pod.from_container is not None:
             continue  # it runs on hosts only, or in a container that its service describes
         if pod.find_image(machine.accelerator, vendor, engine) is None:
@@ -168,17 +178,20 @@ def list_installed(snapshot: DensitySnapshot, name: str, visible: Visibility) ->
 
     Only models of the namespaces that the caller may see are listed.
     """
+    # 1. Models that run there. An entry is namespace, model and engine. visible is None: all may be seen.
     installed = set[tuple[str, str, str]]()
     for replica in snapshot.replicas_on.get(name, ()):
         service = snapshot.service_of.get((replica.namespace, replica.service))
         if service is not None and (visible is None or replica.namespace in visible):
             installed.add((replica.namespace, service.spec.model_ref, service.status.runtime))
-    # Models that are served there are not listed once more for their weights.
+
+    # 2. Models whose weights are there, with "" as their engine, unless they run there.
     served = {(namespace, model) for namespace, model, _ in installed}
     for model in snapshot.stored_on.get(name, ()):
         namespace, model_name = model.metadata.namespace, model.metadata.name
         if (visible is None or namespace in visible) and (namespace, model_name) not in served:
             installed.add((namespace, model_name, ""))
+
     return [
         InstalledModel(name=model_name, namespace=namespace, runtime=runtime)
         for namespace, model_name, runtime in sorted(installed)
@@ -215,6 +228,7 @@ def query_nodes(
     flags = flag_matches(snapshot, visible, query)
     all_match = all(flags)
     worst_rank = RANKS[query.min_fit]
+
     # 1. Each profile has its models in order already: cut its list behind the worst level that is asked for, and leave
     #    out models that do not match. The ordinal of the profile goes with each model.
     total, streams = 0, []
@@ -228,25 +242,8 @@ def query_nodes(
         total += count * len(profile.names)
         streams.append(zip(itertools.islice(ranked, count), itertools.repeat(ordinal), strict=False))
 
-    # 2. Merge the lists, the best first. One entry stands for a pair with each node of its profile, those from
-    #    entry_start to entry_end of all pairs: the page may begin and end among them.
-    #    Ranked fits sort by level, then slowness, then name. Pairs before the page are counted; those on it get their
-    #    full fit.
-    nodes = list[RankedNode]()
-    entry_end, page_end = 0, page.offset + page.limit
-    for ranked_fit, ordinal in heapq.merge(*streams):
-        profile = snapshot.profiles[ordinal]
-        entry_start = entry_end
-        entry_end += len(profile.names)
-        if entry_end > page.offset:
-            model = snapshot.models[ranked_fit.position]
-            place = table.find_best_fit(model, profile)
-            if place is not None:
-                fit, level = describe_fit(model, place), place.fit.level
-                shown = profile.names[max(0, page.offset - entry_start) : page_end - entry_start]
-                nodes += [RankedNode(node_name=name, score=fit.score, fit_level=level, model=fit) for name in shown]
-        if entry_end >= page_end:
-            break
+    # 2. Merge the lists up to the end of the page: ranked fits sort by level, then slowness, then name.
+    nodes = _cut_page(snapshot, table, heapq.merge(*streams), page)
     return QueryAnswer(
         query=query.text,
         min_fit=query.min_fit,
@@ -256,6 +253,34 @@ def query_nodes(
         next_offset=page.find_next(total),
         excluded_nodes=list_excluded(snapshot),
     )
+
+
+def _cut_page(
+    snapshot: DensitySnapshot, table: FitTable, merged: Iterable[tuple[RankedFit, int]], page: Page
+) -> list[RankedNode]:
+    """Return the pairs of a page from `merged`: the best fits first, each with the ordinal of its profile.
+
+    An entry stands for a pair with each node of its profile. The page may begin and end among these.
+    """
+    nodes = list[RankedNode]()
+    entry_end, page_end = 0, page.offset + page.limit
+    for ranked_fit, ordinal in merged:
+        # The entry has the pairs with the numbers from entry_start to entry_end.
+        profile = snapshot.profiles[ordinal]
+        entry_start = entry_end
+        entry_end += len(profile.names)
+
+        # Entries before the page are only counted; for one that reaches into it, the full fit is computed.
+        if entry_end > page.offset:
+            model = snapshot.models[ranked_fit.position]
+            place = table.find_best_fit(model, profile)
+            if place is not None:
+                fit, level = describe_fit(model, place), place.fit.level
+                shown = profile.names[max(0, page.offset - entry_start) : page_end - entry_start]
+                nodes += [RankedNode(node_name=name, score=fit.score, fit_level=level, model=fit) for name in shown]
+        if entry_end >= page_end:
+            break
+    return nodes
 
 
 def flag_matches(snapshot: DensitySnapshot, visible: Visibility, query: DensityQuery) -> bytearray:
@@ -290,17 +315,20 @@ def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: K
 
     The fit is computed once for each profile, which stands for all nodes that are alike.
     """
+    # 1. The profiles on which it fits. A place is its fit on the devices of a profile.
     places = list[tuple[PlaceFit, MachineProfile]]()
     for profile in snapshot.profiles:
         place = table.find_best_fit(model, profile)
         if place is not None and place.fit.level != "too_tight":
             places.append((place, profile))
-    # rank: the level, the best first, then the negated speed
+
+    # 2. Their nodes, the best first. rank: the best level first, there the fastest
     places.sort(key=lambda place_and_profile: place_and_profile[0].rank)
     nodes = list[CatalogNode]()
     for place, profile in places:
-        names = profile.names[: MOST_CATALOG_NODES - len(nodes)]
+        names = profile.names[: MOST_CATALOG_NODES - len(nodes)]  # as many as there is still room for
         nodes += [CatalogNode(node_name=name, score=place.score, fit_level=place.fit.level) for name in names]
+
     best = nodes[0] if nodes else None
     return CatalogModel(
         model_name=model.name,
@@ -319,6 +347,7 @@ def describe_fit(model: KnownModel, place: PlaceFit) -> ModelFit:
 
     Sizes are in GiB, speeds in tokens a second with one decimal; null: the speed is unknown, or the model does not fit.
     """
+    # generation: tokens that are generated a second, as expected and as bounds; prompt: tokens that are read
     fit, speed = place.fit, place.fit.speed
     return ModelFit(
         name=model.name,

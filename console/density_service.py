@@ -67,14 +67,18 @@ class DensityService:
         # The lock also keeps the caches of the table from being changed while a thread uses them.
         async with self._compute_lock:
             snapshot = self.take_snapshot()
+
             # _measured_hashes: identities of models with new measurements; `model.hashes` has one for each engine
             if changed_hashes := self._measured_hashes:
                 changed = (model for model in snapshot.models if not changed_hashes.isdisjoint(model.hashes.values()))
                 self.table.forget([model.key for model in changed])
                 changed_hashes.clear()
+
+            # A correction, by which measurements of models improve the estimates of others, has changed.
             if self._has_new_corrections:
                 self.table.forget_corrected()
                 self._has_new_corrections = False
+
             return await asyncio.to_thread(answer, snapshot, self.table)
 
 

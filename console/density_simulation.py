@@ -38,6 +38,7 @@ def check_request(request: SimulateRequest) -> SimulateRequest:
         raise SimulationRefused("model is empty: give the name of a model, such as qwen3-8b")
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise SimulationRefused(f"quantization is one of {', '.join(QUANTIZATIONS)}")
+
     # 0 stands for what is not stated.
     context = request.context or None
     if context is not None and not LEAST_CONTEXT <= context <= MOST_CONTEXT:
@@ -45,6 +46,7 @@ def check_request(request: SimulateRequest) -> SimulateRequest:
     memory = request.memory_gb or None
     if memory is not None and not 0 < memory <= MOST_MEMORY_GB:
         raise SimulationRefused(f"memoryGb is a number of GiB above 0, at most {MOST_MEMORY_GB}")
+
     return SimulateRequest(model=request.model.strip(), quantization=quantization, context=context, memory_gb=memory)
 
 
@@ -55,14 +57,18 @@ def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> Kno
         ModelNotFound: there is none.
         SimulationRefused: several have it.
     """
+    # flag_models has 1 for each model that the caller may see.
     visible_models = list(itertools.compress(snapshot.models, snapshot.flag_models(visible)))
     folded = text.casefold()
-    # full_name is NAMESPACE/NAME of a Model, or the name in the catalog. An exact name goes before all that contain the
-    # text.
+
+    # An exact name goes before all that contain the text. full_name is NAMESPACE/NAME of a Model, or the name in the
+    # catalog. "*" and "" would match all models, so they name none.
     exact = [model for model in visible_models if folded in {model.full_name.casefold(), model.name.casefold()}]
     matches = exact or [model for model in visible_models if folded not in {"*", ""} and model.matches(folded)]
     if len(matches) == 1:
         return matches[0]
+
+    # None or several: explain that, with a part of the text and of the names.
     quoted = repr(text[:_MOST_QUOTED])
     if not matches:
         similar = get_close_matches(folded[:_MOST_QUOTED], [model.full_name for model in visible_models], n=1)
@@ -101,12 +107,15 @@ def simulate_model(
     model = find_asked_model(snapshot, visible, asked)
     if asked.context is not None and asked.context != table.options.context_length:
         table = table.with_context(asked.context)  # a new table: cached fits hold for one context length
+
+    # A profile stands for nodes and hosts that are alike: the fit is computed once for all of them.
     changes = []
     for profile in snapshot.profiles:
         place = _assess_on_profile(table, model, profile, asked.memory_gb)
         if place is not None:
             changes += [_describe_change(name, snapshot.machines[name], place) for name in profile.names]
-    # Sorted by level, the best first, then by speed, the fastest first, then by name.
+
+    # The key: the best level first, then the fastest, then by name.
     changes.sort(key=lambda node: (RANKS[node.fit_level], -(node.estimated_tps or 0.0), node.node_name))
     return SimulateAnswer(
         model=model.name,
@@ -127,16 +136,20 @@ def _assess_on_profile(
     If the request states a memory, the model is assumed to need that much, instead of what is estimated; its speed
     stays the estimated one. Of the possible numbers of devices, the smallest with the best level counts.
     """
+    # Without a stated memory, the estimate counts.
     place = table.find_best_fit(model, profile)
     if memory_gb is None:
         return place
+
+    # Speed and engine are those of the estimate. Where no engine is known to take the model, the engine of another
+    # accelerator is named.
     speed = place.fit.speed if place else None
     workload = model.workloads.get(profile.accelerator)
-    # Where no engine is known to take the model, the engine of another accelerator is named.
     runtimes = [known.runtime for known in model.workloads.values()]
     runtime = place.runtime if place else next(iter(runtimes), "")
-    best: PlaceFit | None = None
+
     # profile.replicas: the devices that one replica may have, for each possible number of them, the smallest first
+    best: PlaceFit | None = None
     for devices in profile.replicas:
         fit = assess_stated(workload, round(memory_gb * GIB), devices, speed)
         if fit is not None and (best is None or RANKS[fit.level] < RANKS[best.fit.level]):
@@ -148,7 +161,9 @@ def _describe_change(name: str, machine: ViewedMachine, place: PlaceFit) -> Simu
     """Return a node or host with the model on it: its fit, and the free memory before and after, if it fits."""
     fit = place.fit
     fits = fit.level != "too_tight"
-    # machine.free_bytes: the free memory of each device that no pod holds; of a host or processor, its own
+
+    # Bytes are those of each device, here in GiB. machine.free_bytes: the free memory of each device that no pod holds;
+    # of a host or processor, its own.
     return SimulatedNode(
         node_name=name,
         current_score=place.score,

@@ -173,10 +173,10 @@ class SnapshotSource:
         `summarize` keeps what is computed from all objects of a kind until one of them changes: a snapshot after a
         change of a pod does not decode thousands of services and Models again.
         """
-        store = self.view.store
+        store = self.view.store  # the objects of the cluster that are watched
 
         def decode_all(resource: Resource, kind: type[T]) -> tuple[T, ...]:
-            """Return all objects of a kind as structs, without those that cannot be decoded."""
+            """Return all objects of a kind in the `store` as structs, without those that cannot be decoded."""
             return tuple(decode_stored(store, resource, store.list(resource), kind))
 
         # summarize(kinds, name, compute): the result is kept under the name until an object of these kinds changes.
@@ -208,6 +208,7 @@ class SnapshotSource:
 
     def _list_replicas(self) -> Iterator[PlacedReplica]:
         """Yield the replicas of services: pods on nodes, and MetalProcesses on hosts outside of the cluster."""
+        # 1. Pods on nodes.
         store = self.view.store
         for pod in store.list(PODS):
             # derive(kind, object, name, compute): the result is kept under the name until this object changes.
@@ -215,6 +216,8 @@ class SnapshotSource:
             replica = store.derive(PODS, pod, "replica", describe)
             if replica is not None:
                 yield replica
+
+        # 2. Processes on hosts. One without a host is not placed yet.
         for process in decode_stored(store, METAL_PROCESSES, store.list(METAL_PROCESSES), MetalProcess):
             host, service = process.spec.host_name, process.spec.service_name
             if host and service:

@@ -130,22 +130,25 @@ class FitTable:
 
     def __init__(self, context_length: int, measured: PerformanceTable | None = None) -> None:
         """Prepare empty caches for this context length, by the measurements, if there are some."""
+        # The inputs of all fits: the options of each mode of serving (such as chat), and the stored measurements.
         self.options = ServingOptions(context_length=context_length)
         self._options_by_mode = {mode: structs.replace(self.options, mode=mode) for mode in get_args(Mode)}
         self._measured = measured or PerformanceTable()
-        # The caches. A model counts by its key; the tuples of models are compared by identity, since a snapshot keeps
-        # its tuple until a model changes. A profile counts by its accelerator and the devices of its replicas. A key is
-        # the namespace, name and version of a model; an idle fit is its fit on devices that nothing else uses.
+
+        # Two caches of single fits. A `Key` is the namespace, name and version of a model.
+        # Fits by devices that nothing else uses, and by model.
         self._idle_fits: dict[ServingDevices, dict[Key, _IdleFit]] = {}
-        """Fits by devices that nothing else uses, and by model."""
+        # The fit with the best number of devices, by accelerator and devices of a profile, and by model; None: unknown.
         self._best_fits: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
-        """The fit with the best number of devices, by profile and by model; None: unknown."""
-        self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], _ClassNeeds]] = {}
-        """The needs of all models by accelerator and idle devices, with the models for which they hold."""
-        self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
-        """All models in order, by profile, with the models for which the order holds; the oldest profile first."""
-        # Fits that were put into the first two caches since `clear`: beyond MOST_KEPT, all are forgotten.
+        # Fits that were put into these two since `clear`: beyond MOST_KEPT, all are forgotten.
         self._cached_fits = 0
+
+        # Two caches of results for all models, each with the tuple of models for which it holds. That tuple is compared
+        # by identity, since a snapshot keeps its tuple until a model changes.
+        # The needs of the models, by accelerator and idle devices.
+        self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], _ClassNeeds]] = {}
+        # The models in order, by accelerator and devices of a profile; the oldest entry first.
+        self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Forget the fits of some models, whose measurements have changed."""
@@ -178,17 +181,19 @@ class FitTable:
 
         A profile stands for all nodes that are alike. When too many lists are kept, the oldest ones are dropped.
         """
+        # The cache, `_ranked`, has for each profile the models that were ranked last, and their order. The same tuple
+        # of models counts (`is`), not an equal one: a snapshot keeps its tuple until a model changes.
         key = profile.accelerator, profile.replicas
-        # _ranked: by profile, the models that were ranked last, and their order
         last_models, ranked = self._ranked.get(key, (None, []))
-        # The same tuple, not an equal one: a snapshot keeps its tuple until a model changes.
         if last_models is models:
             return ranked
+
         ranked = self._compute_ranks(models, profile)
+
+        # Make room: MOST_RANKED bounds the entries of all lists together, and each list has one for each model. The
+        # oldest list goes first: those of profiles that exist no more are among the oldest ones.
         self._ranked.pop(key, None)
-        # MOST_RANKED bounds the entries of all lists together; each list has one for each model.
         while self._ranked and (len(self._ranked) + 1) * len(models) > MOST_RANKED:
-            # The oldest goes first: those of profiles that exist no more are among the oldest ones.
             del self._ranked[next(iter(self._ranked))]
         self._ranked[key] = (models, ranked)
         return ranked
@@ -202,15 +207,15 @@ class FitTable:
         3. Put the models of each level in order, the fastest first. Models are numbers here, positions in `models`.
         """
         settled: list[RankedFit] = []
-        waiting: list[int] | range = range(len(models))
-        best_so_far = dict[int, RankedFit]()
-        """The best level so far of each model that waits and has a known one."""
-        # 1. and 2. Settle what fits well with few devices, and keep the best level of the rest.
-        for devices in profile.replicas:
+        waiting: list[int] | range = range(len(models))  # the models that are not settled
+        best_so_far = dict[int, RankedFit]()  # of each model that waits: its best level so far, if one is known
+
+        for devices in profile.replicas:  # those of one replica: the smallest number first
             # None: how much is free is unknown, so all memory counts as free, or none if that is unknown, too.
             free_bytes = devices.free_bytes if devices.free_bytes is not None else (devices.memory_bytes or 0)
             needs, order = self._list_needs(models, profile.accelerator, devices)
             still_waiting = list[int]()
+
             # `order` has all positions, the fastest first. It is followed while all models wait, which makes the sort
             # at the end quick.
             for position in order if len(waiting) == len(models) else waiting:
@@ -218,41 +223,44 @@ class FitTable:
                 if need is None:  # nothing is known with so many devices
                     still_waiting.append(position)
                     continue
+
                 # The first three are free bytes that the model needs to fit at all, well, and perfectly; `rows` has its
                 # entry for each level, by rank.
                 least, good, perfect, rows = need
                 if free_bytes >= good:
                     settled.append(rows[_PERFECT if free_bytes >= perfect else _GOOD])
                     continue
+
+                # It fits badly or not at all, and waits for more devices. A lower level is better.
                 still_waiting.append(position)
                 fit = rows[_MARGINAL if free_bytes >= least else _TOO_TIGHT]
                 if position not in best_so_far or fit.level < best_so_far[position].level:
                     best_so_far[position] = fit
             waiting = still_waiting
-        # 3. Sort by level, then by speed.
-        fits_by_level: tuple[list[RankedFit], ...] = ([], [], [], [])
-        for fit in (*settled, *(best_so_far[position] for position in waiting if position in best_so_far)):
-            fits_by_level[fit.level].append(fit)
-        for fits in fits_by_level:
-            # The fastest came first, but for those with several devices: the list is nearly sorted.
-            fits.sort()
-        return [fit for fits in fits_by_level for fit in fits]
+
+        # No more devices: what still waits keeps the best level that it has reached.
+        return _sort_fits([*settled, *(best_so_far[position] for position in waiting if position in best_so_far)])
 
     def _list_needs(self, models: tuple[KnownModel, ...], accelerator: str, devices: ServingDevices) -> _ClassNeeds:
         """Return what each model needs of such devices, and the order of their speed; cached until the models change.
 
         Both hold whatever is free now, so they are computed for idle devices: once for all nodes with such ones.
         """
+        # The cache, `_needs`, has what was computed last, and the models for which it holds. The same tuple of models
+        # counts (`is`), not an equal one: a snapshot keeps its tuple until a model changes.
         key = accelerator, _as_idle(devices)
-        # _needs: what was computed last, with the models for which it holds; another tuple of models makes it outdated.
         last_models, class_needs = self._needs.get(key, (None, _ClassNeeds([], [])))
-        if last_models is not models:
-            needs = [self._find_need(model, position, accelerator, devices) for position, model in enumerate(models)]
-            # A row sorts by level, then speed: among rows of the same level the fastest comes first.
-            fastest_first = [row.position for row in sorted(need.rows[_PERFECT] for need in needs if need is not None)]
-            unknown = [position for position, need in enumerate(needs) if need is None]
-            class_needs = _ClassNeeds(needs, order=fastest_first + unknown)
-            self._needs[key] = models, class_needs
+        if last_models is models:
+            return class_needs
+
+        needs = [self._find_need(model, position, accelerator, devices) for position, model in enumerate(models)]
+
+        # A model has a row for each level, which sorts by level, then speed. So the rows of one level, here of the best
+        # one, sort the models by speed alone. A row has the position of its model.
+        fastest_first = [row.position for row in sorted(need.rows[_PERFECT] for need in needs if need is not None)]
+        unknown = [position for position, need in enumerate(needs) if need is None]
+        class_needs = _ClassNeeds(needs, order=fastest_first + unknown)
+        self._needs[key] = models, class_needs
         return class_needs
 
     def _find_need(self, model: KnownModel, position: int, accelerator: str, devices: ServingDevices) -> _Need | None:
@@ -264,16 +272,20 @@ class FitTable:
         workload = model.workloads.get(accelerator)
         if workload is None or devices.memory_bytes is None:
             return None
-        idle = self._find_corrected_fit(model, workload, devices)
+        idle = self._find_corrected_fit(model, workload, devices)  # the fit if nothing else uses the devices
         if idle.fit is None:
             return None
+
+        # Too large even for idle devices: no level can be reached, whatever is free.
         fit, unreachable = idle.fit, float("inf")
         if fit.level == "too_tight":
             return _Need(
                 least=unreachable, good=unreachable, perfect=unreachable, rows=_list_rows(model, position, 0.0)
             )
+
+        # least_bytes: what the engine must find free when it starts. No level takes less than that. A better level
+        # takes more than the model needs, by a factor.
         speed = fit.speed.generation.expected if fit.speed else 0.0
-        # least_bytes: what the engine must find free when it starts. No level takes less than that.
         least = max(idle.least_bytes, fit.needed_bytes)
         can_be_perfect = fit.run_mode == "accelerator"  # and not on the processor
         return _Need(
@@ -289,18 +301,21 @@ class FitTable:
         Of the numbers with the best level, it is the smallest one; none is tried beyond the first that fits well. None:
         no engine takes the model there, or its needs are unknown.
         """
+        # A workload is what the engine of an accelerator loads of the model.
         workload = model.workloads.get(profile.accelerator)
         if workload is None:
             return None
+
+        # Look into the cache. A cached None is a result, too, so a missing key is told apart by KeyError.
         if self._cached_fits > MOST_KEPT:
             self.clear()  # fits of models and devices that are gone may be among them
         fits_on_profile = self._best_fits.setdefault((profile.accelerator, profile.replicas), {})
-        # A cached None is a result, too, so a missing key is told apart by KeyError. `_cached_fits` counts what is
-        # cached.
         try:
             return fits_on_profile[model.key]
         except KeyError:
-            self._cached_fits += 1
+            self._cached_fits += 1  # by the result below
+
+        # profile.replicas: the devices that one replica may have, for each number of them, the smallest first
         best: PlaceFit | None = None
         for devices in profile.replicas:
             fit = self._assess(model, workload, devices)
@@ -310,6 +325,7 @@ class FitTable:
                 best = PlaceFit(fit, devices, workload.runtime)
             if RANKS[fit.level] <= _GOOD:
                 break  # it is not tried with more devices
+
         fits_on_profile[model.key] = best
         return best
 
@@ -320,12 +336,14 @@ class FitTable:
         2. Memory that the user states counts where no estimate is known, and on processors and Metal in any case.
         """
         idle = self._find_idle_fit(model, workload, devices)
+
+        # 1. Correct the speed. Whoever may see a model may see the measurements of its namespace.
         if idle.fit is not None and idle.fit.speed is not None and idle.fit.speed.method == "roofline":
-            # Whoever may see a model may see the measurements of its namespace.
             corrections = self._measured.corrections.select(model.namespace)
             correction = corrections.find(devices.vendor, devices.device_class, workload.runtime)
             idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, correction)))
-        # _VENDORS_BY_STATED_MEMORY: cpu and metal, where what the user states counts more than the estimate
+
+        # 2. Take the stated memory. _VENDORS_BY_STATED_MEMORY: cpu and metal
         if workload.stated_bytes and (idle.fit is None or devices.vendor in _VENDORS_BY_STATED_MEMORY):
             speed = idle.fit.speed if idle.fit else None
             return _IdleFit(assess_stated(workload, workload.stated_bytes, _as_idle(devices), speed))
@@ -337,18 +355,22 @@ class FitTable:
         It follows from the fit on idle devices by arithmetic. A model that does not fit into what is free is too tight;
         the fit then says how much is missing.
         """
+        # 1. The fit on idle devices, which nothing else uses; None if the memory or the needs are unknown.
         free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
         if free is None:
             return None
         idle = self._find_corrected_fit(model, workload, devices)
         if idle.fit is None:
             return None
-        # regrade_fit returns None if the model does not fit into so much free memory.
+
+        # 2. With the free memory only the level changes, and the utilization; None: the model does not fit into it.
+        #    least_bytes: what the engine must find free when it starts
         fit = regrade_fit(idle.fit, free, idle.least_bytes)
         if fit is not None:
             return fit
-        # Not all of it fits into what is free. On processors and Metal (`_VENDORS_BY_STATED_MEMORY`), the memory
-        # that the user states counts.
+
+        # 3. It does not fit. On processors and Metal (`_VENDORS_BY_STATED_MEMORY`), the memory that the user states
+        #    counts, elsewhere what the model needs or the engine must find free.
         if workload.stated_bytes and devices.vendor in _VENDORS_BY_STATED_MEMORY:
             return assess_stated(workload, workload.stated_bytes, devices)
         needed = max(idle.fit.needed_bytes, idle.least_bytes)
@@ -367,26 +389,42 @@ class FitTable:
         With it goes the memory that the engine must find free when it starts, beyond what the model needs: some engines
         claim a fixed share of a device.
         """
+        # The cache: by devices, then by model
         idle_devices = _as_idle(devices)
         fits = self._idle_fits.setdefault(idle_devices, {})
         cached = fits.get(model.key)
         if cached is not None:
             return cached
+
+        # 1. Estimate the fit. If this model was measured on this class of devices, the measured speed counts.
         options = self._options_by_mode[model.mode]
         fit = assess_fit(workload, options, idle_devices, active_share=model.active_share)
-        model_hash = model.hashes.get(workload.runtime)
+        model_hash = model.hashes.get(workload.runtime)  # its identity among measurements with this engine
         if fit is not None and fit.level != "too_tight" and model_hash is not None:
-            # The measurement of this model on this class of devices that counts in its namespace.
             record = self._measured.find(model_hash, devices.device_class, model.namespace)
             if record is not None:
                 fit = fit._replace(speed=build_measured_speed(record, fit.run_mode))
-        # 0: as many as the model needs. That is so in any case on processors and Metal (`_VENDORS_BY_STATED_MEMORY`).
+
+        # 2. Find the memory that must be free at the start. 0: as much as the model needs, which is so in any case on
+        #    processors and Metal (`_VENDORS_BY_STATED_MEMORY`).
         least_bytes = 0
         if devices.memory_bytes and devices.vendor not in _VENDORS_BY_STATED_MEMORY:
             least_bytes = least_free_bytes(workload, options, devices.memory_bytes)
+
         idle_fit = fits[model.key] = _IdleFit(fit, least_bytes)
         self._cached_fits += 1
         return idle_fit
+
+
+def _sort_fits(fits: Iterable[RankedFit]) -> list[RankedFit]:
+    """Return fits in order: the best level first, there the fastest, then by name."""
+    # A list for each level. The fastest mostly come first already, so each list is nearly sorted, and its sort quick.
+    fits_by_level: tuple[list[RankedFit], ...] = ([], [], [], [])
+    for fit in fits:
+        fits_by_level[fit.level].append(fit)
+    for level_fits in fits_by_level:
+        level_fits.sort()
+    return [fit for level_fits in fits_by_level for fit in level_fits]
 
 
 def _list_rows(model: KnownModel, position: int, speed: float) -> tuple[RankedFit, ...]:
@@ -418,12 +456,15 @@ def assess_stated(
         devices: devices of the replica.
         speed: its speed; None: unknown.
     """
+    # free_bytes: what is free now on each device; None: unknown, so all of its memory counts as free
     free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
     if free is None:
         return None
+
+    # Compare the part of each device with what is free.
+    # refused: why these devices can never serve the weights, however much memory they have; None: they can
     mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
     device_bytes = divide_up(needed_bytes, devices.device_count)
-    # refused: why these devices can never serve the weights, however much memory they have; None: they can
     refused = refuse_devices(workload, devices) if workload is not None else None
     level = grade_fit(mode, device_bytes, free) if refused is None else "too_tight"
     short_text = f"needs {size_text(device_bytes)}, {size_text(free)} free: short {size_text(device_bytes - free)}"

@@ -32,22 +32,12 @@ def list_llmfit_models(
         page: the part that is answered.
         node: the only node or host; empty: the best one for each model.
     """
-    flags, worst = flag_matches(snapshot, visible, query), RANKS[query.min_fit]
-    # The best place of each model, by its position in `snapshot.models`, as in `flags`. A lower rank or level is
-    # better.
-    best = dict[int, _BestPlace]()
-    for profile in snapshot.profiles:
-        if node and node not in profile.names:
-            continue
-        for fit in table.rank_models(snapshot.models, profile):
-            if fit.level > worst or not flags[fit.position]:
-                continue
-            place = _BestPlace(rank=(fit.level, fit.slowness), node=node or profile.names[0], profile=profile)
-            previous = best.get(fit.position)
-            # Of nodes with an equal fit, the first by name.
-            if previous is None or (place.rank, place.node) < (previous.rank, previous.node):
-                best[fit.position] = place
-    ordered = sorted(best.items(), key=lambda entry: (entry[1].rank, snapshot.models[entry[0]].full_name))
+    # flags: 1 for each model that the caller may see and that matches, by its position in `snapshot.models`
+    flags = flag_matches(snapshot, visible, query)
+    best_places = _find_best_places(snapshot, table, flags, RANKS[query.min_fit], node)
+
+    # The key: the best fit first, then by the name of the model. An entry is a position and a place.
+    ordered = sorted(best_places.items(), key=lambda entry: (entry[1].rank, snapshot.models[entry[0]].full_name))
     shown = page.cut(ordered)
     return {
         "node": {"name": node or "cluster", "os": "linux"},
@@ -68,6 +58,29 @@ def list_llmfit_models(
             if (best_fit := table.find_best_fit(snapshot.models[position], best_place.profile)) is not None
         ],
     }
+
+
+def _find_best_places(
+    snapshot: DensitySnapshot, table: FitTable, flags: bytearray, worst_rank: int, node: str
+) -> dict[int, _BestPlace]:
+    """Return the best place of each flagged model that fits, by its position in `snapshot.models`.
+
+    A fit counts if its level is not beyond `worst_rank`; a lower one is better. Only `node` counts, unless it is empty.
+    """
+    best = dict[int, _BestPlace]()
+    for profile in snapshot.profiles:
+        if node and node not in profile.names:
+            continue
+        for fit in table.rank_models(snapshot.models, profile):
+            if fit.level > worst_rank or not flags[fit.position]:
+                continue
+
+            # Keep it if it is better: a lower level, a lower slowness or, with an equal fit, the first node by name.
+            place = _BestPlace(rank=(fit.level, fit.slowness), node=node or profile.names[0], profile=profile)
+            previous = best.get(fit.position)
+            if previous is None or (place.rank, place.node) < (previous.rank, previous.node):
+                best[fit.position] = place
+    return best
 
 
 def _build_row(model: KnownModel, place: PlaceFit, node: str, context_length: int) -> dict[str, Any]:

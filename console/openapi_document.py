@@ -26,6 +26,7 @@ _FAILURES: Final = {
 @functools.cache
 def build_document() -> Mapping[str, Any]:
     """Return the OpenAPI document of all routes, with a JSON schema of each struct that they take or answer with."""
+    # 1. The structs of all routes; None: a route takes no body, or answers with no struct.
     types = [
         message_type
         for route in ROUTES
@@ -33,12 +34,16 @@ def build_document() -> Mapping[str, Any]:
         if message_type is not None
     ]
     unique = list(dict.fromkeys([*types, ErrorAnswer]))
-    # references: how to refer to the schema of each type, in the order of `unique`; components: the schemas by name
+
+    # 2. Their schemas. references: how to refer to each, in the order of `unique`; components: the schemas by name
     references, components = msgspec.json.schema_components(unique, ref_template=_REFERENCE)
     schemas = dict(zip(unique, references, strict=True))
+
+    # 3. The operations by path and method.
     paths: dict[str, Any] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _describe_route(route, schemas)
+
     return {
         "openapi": OPENAPI,
         "info": {"title": "Pomona density API", "version": version("pomona")},
@@ -62,27 +67,24 @@ def _describe_route(route: ApiRoute, schemas: Mapping[type, Any]) -> dict[str, A
 
     `schemas` has, for each struct, the reference to its schema in the document.
     """
-    # _FAILURES: what each HTTP status of a failure means
+    # 1. The responses by status. _FAILURES: what each status of a failure means
     answer = schemas[route.answer_type] if route.answer_type is not None else {"type": "object"}
-    described: dict[str, Any] = {
-        "summary": route.summary,
-        "parameters": [_describe_parameter(parameter) for parameter in route.parameters],
-        "responses": {
-            "200": {"description": "The answer.", "content": {"application/json": {"schema": answer}}},
-            **(
-                {"304": {"description": "The client has this answer already: its ETag is in If-None-Match."}}
-                if route.method == "GET"
-                else {}
-            ),
-            **{
-                status: {"description": text, "content": {"application/json": {"schema": schemas[ErrorAnswer]}}}
-                for status, text in _FAILURES.items()
-            },
-        },
+    responses: dict[str, Any] = {
+        "200": {"description": "The answer.", "content": {"application/json": {"schema": answer}}}
     }
+    if route.method == "GET":
+        responses["304"] = {"description": "The client has this answer already: its ETag is in If-None-Match."}
+    for status, text in _FAILURES.items():
+        responses[status] = {"description": text, "content": {"application/json": {"schema": schemas[ErrorAnswer]}}}
+
+    # 2. The parameters: first the one in the path, if there is one, then those of the query.
+    parameters = [_describe_parameter(parameter) for parameter in route.parameters]
     if "{name}" in route.path:
         name = {"type": "string", "maxLength": LONGEST_TEXT}
-        described["parameters"].insert(0, {"name": "name", "in": "path", "required": True, "schema": name})
+        parameters.insert(0, {"name": "name", "in": "path", "required": True, "schema": name})
+
+    # 3. The body, for the routes that take one.
+    described: dict[str, Any] = {"summary": route.summary, "parameters": parameters, "responses": responses}
     if route.body_type is not None:
         content = {"application/json": {"schema": schemas[route.body_type]}}
         described["requestBody"] = {"required": True, "content": content}

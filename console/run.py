@@ -56,16 +56,21 @@ async def run(client: Client, options: ConsoleOptions) -> None:
     view = ClusterView(options.vendors)
     service = DensityService(view)
     context = DensityContext(service, options.prices)
-    async with contextlib.AsyncExitStack() as servers:
+    async with contextlib.AsyncExitStack() as servers:  # at its end, the servers stop
+        # 1. Serve the API, with TLS if there is a certificate.
         tls = None
         if options.tls is not None:
             tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             tls.load_cert_chain(options.tls.certificate, options.tls.key)
         api = build_api(context, AccessReviews(client))
         _, port = await servers.enter_async_context(serve_answers(api, *options.address, context=tls, caps=CAPS))
+
+        # 2. Serve health and metrics, if they have an address of their own.
         if options.metrics_address is not None:
             await servers.enter_async_context(serve_answers(build_health(service), *options.metrics_address))
         log.info("density_api_listening", address=options.address[0], port=port)
+
+        # 3. Work for ever.
         async with asyncio.TaskGroup() as tasks:
             if tls is not None and options.tls is not None:
                 tasks.create_task(_renew_certificate(tls, options.tls))
@@ -74,11 +79,14 @@ async def run(client: Client, options: ConsoleOptions) -> None:
 
 
 def build_health(service: DensityService) -> AnswerServer:
-    """Return the server of health and metrics, which asks for no token."""
-    process = build_process_registry()
+    """Return the server of health and metrics, which asks for no token.
+
+    Its paths are /metrics, /healthz (200 as long as the process answers) and /readyz (200 once the cluster was read).
+    """
+    process = build_process_registry()  # the metrics of this process
 
     async def answer_metrics(_: AskedQuestion) -> WholeAnswer:
-        """Answer with the metrics of this process and of all nodes."""
+        """Answer with the metrics of this process and of all nodes, which are computed in a thread."""
         body = await service.compute(lambda snapshot, table: render_metrics(process, snapshot, table))
         return WholeAnswer(200, body, CONTENT_TYPE.encode())
 
