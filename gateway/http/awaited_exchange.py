@@ -54,6 +54,7 @@ class AwaitedExchange(RequestReceiver):
         After each piece the connection reads from the client again, if `take_body` has stopped that. Raises
         InvalidRequestError and BodyTimeoutError.
         """
+        # Wait until `take_body` has put something into `_unread`, unless the body has ended or failed.
         while not self._unread:
             if self._body_error:  # `fail_body` has set it
                 raise self._body_error
@@ -61,6 +62,8 @@ class AwaitedExchange(RequestReceiver):
                 return b""
             self._body_waiter = asyncio.get_running_loop().create_future()  # done by `take_body` or `fail_body`
             await self._body_waiter
+
+        # Take all of it, and let the client send more.
         piece = bytes(self._unread)
         self._unread.clear()
         self._exchange.connection.resume_body()

@@ -124,11 +124,15 @@ class ConnectionTable:
         """
         if connection not in self._connections:
             return
+
+        # Replace the size that was counted before, `connection.head_bytes`: in the group of all connections, and in
+        # that of the same address. `unfinished_heads` is an ordered set; a connection in it keeps its place.
         peer = self._by_peer[connection.peer]
         for group in (self._all, peer):
             group.unfinished_heads[connection] = None
             group.head_bytes += size_bytes - connection.head_bytes
         connection.head_bytes = size_bytes
+
         # A connection that is closed takes its head out of `head_bytes`, so each loop ends.
         while peer.head_bytes > UNFINISHED_HEAD_BYTES // 2:
             self._close_oldest_head(peer)
@@ -158,6 +162,7 @@ class ConnectionTable:
         A connection that got a request stays in `waiting` until it is found here, because removing it at once would
         cost time in every request. So those that come before the first replaceable one are removed now.
         """
+        # Find the first connection that may be closed; `waiting` has the longest waiting first.
         busy: list[ServerConnection] = []
         longest_waiting = None
         for connection in group.waiting:
@@ -165,9 +170,11 @@ class ConnectionTable:
                 longest_waiting = connection
                 break
             busy.append(connection)
+
         # In one go: a new loop over a dict for each would step over all entries that were deleted from its front.
         for connection in busy:
             self._forget_waiting(connection)
+
         if longest_waiting is None:
             return False
         self._close(longest_waiting)
@@ -181,6 +188,8 @@ class ConnectionTable:
         """End what took too long in any connection, log how many were refused, and plan the next sweep."""
         self._sweep_timer = None
         loop = asyncio.get_running_loop()
+
+        # End what is late, each connection in its own way.
         now = loop.time()
         late = [
             connection
@@ -189,10 +198,14 @@ class ConnectionTable:
         ]
         for connection in late:
             connection.expire()
+
+        # One line for all that were refused since the last sweep.
         if self._refused_since_sweep:
             log.warning(
                 "connections_refused", count=self._refused_since_sweep, total=self.caps.total, peer=self.caps.per_peer
             )
             self._refused_since_sweep = 0
+
+        # Without connections no sweep is planned; the next connection plans one.
         if self._connections:
             self._sweep_timer = loop.call_later(self._sweep_seconds, self._expire_late)

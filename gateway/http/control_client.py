@@ -63,9 +63,10 @@ class ControlClient:
     async def request(self, method: str, path: str, *, body: bytes | None = None, wait_seconds: float = 0) -> bytes:
         """Send a request and return the response's body; the time-out begins after `wait_seconds`, for a long poll."""
         timeout_seconds = wait_seconds + _TIMEOUT_SECONDS
-        at = f"{self._server} at {self.socket}"
+        at = f"{self._server} at {self.socket}"  # for the messages of errors
         try:
-            # The connector calls `check_peer` on the new connection, before the request is sent.
+            # A session for this request only. Its connector calls `check_peer` on the new connection, before the
+            # request is sent.
             async with (
                 asyncio.timeout(timeout_seconds),
                 aiohttp.ClientSession(
@@ -78,6 +79,7 @@ class ControlClient:
             raise ControlUnreachableError(f"{at}: no answer within {timeout_seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ControlUnreachableError(f"{at}: {error}") from error
+
         if response.status != HTTPStatus.OK:
             raise ControlRefusedError(f"{at}: {refusal_message(content)}")
         return content

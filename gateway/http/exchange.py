@@ -53,6 +53,7 @@ class Exchange:
     """A request, and the state of its response."""
 
     def __init__(self, head: RequestHead, content_length: int | None, connection: "ServerConnection") -> None:
+        # The request. The connection sets `receiver` and, with the end of the body, `body_complete`.
         self.head = head
         self.connection = connection
         self.content_length = content_length
@@ -64,6 +65,8 @@ class Exchange:
         """The connection takes another request after this one."""
         self.is_replaceable = False
         """The connection may be closed for a new one in spite of this request: anybody may ask, such as for metrics."""
+
+        # The state of the response, set by the methods below.
         self.started = False
         """The head of the response was sent."""
         self.ended = False

@@ -52,21 +52,26 @@ class HttpListener:
     ) -> None:
         self.sockets: tuple[socket.socket, ...] = ()
         """The listening sockets; empty before `bind` or `take_over`, and after `unbind`."""
+
+        # Given at construction, and never changed.
         self._handling = handling  # begins each request, and renders errors
-        self._table = table
+        self._table = table  # counts the connections, with those of other listeners, and ends those that are late
         self._times = times
-        self._context = context
+        self._context = context  # TLS; None: plain HTTP
         self._admits_socket = admits_socket  # False: its client may not connect
         self._buffer_bytes = buffer_bytes  # the kernel's buffers of each socket; None: as large as the kernel likes
+
+        # What came in by the sockets: open connections, also those in their handshake, and the tasks of handshakes.
         self._connections: set[ServerConnection] = set()
-        """Open connections, also those in their handshake."""
         self._handshakes: set[asyncio.Task[None]] = set()
+
+        # By the descriptor of a listening socket that accepts nothing now: the timer that lets it accept again.
         self._resume_timers: dict[int, asyncio.TimerHandle] = {}
-        """By the descriptor of a listening socket that accepts nothing now: the timer that lets it accept again."""
+
+        # For the end: `_closed` is set when the listener is unbound and its last connection is closed. `_closes_idle`
+        # is the argument of the last `unbind`, for connections whose handshake ends after it.
         self._closed = asyncio.Event()
-        """Set when the listener is unbound and its last connection is closed."""
         self._closes_idle = True
-        """The argument of the last `unbind`, for connections whose handshake ends after it."""
 
     @property
     def paused(self) -> bool:
@@ -81,13 +86,16 @@ class HttpListener:
 
     async def bind(self, address: str, port: int) -> None:
         """Start listening on every address that `address` names. Raises OSError."""
+        # Resolve the name; "" stands for all addresses of this machine.
         infos = await asyncio.get_running_loop().getaddrinfo(
             address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
+
         # One socket for each address. If one of them fails, all are closed, and nothing listens.
         sockets: list[socket.socket] = []
         try:
             for family, kind, protocol, _, socket_address in dict.fromkeys(infos):  # each address once
+                # 1. Make the socket.
                 try:
                     bound = socket.socket(family, kind, protocol)
                 except OSError as error:
@@ -96,6 +104,8 @@ class HttpListener:
                         raise
                     continue  # a kernel without IPv6 names :: nevertheless
                 sockets.append(bound)
+
+                # 2. Set its options; an IPv6 socket takes no IPv4 connections.
                 bound.setblocking(False)
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
@@ -103,6 +113,8 @@ class HttpListener:
                 if self._buffer_bytes is not None:  # accepted sockets inherit them
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer_bytes)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
+
+                # 3. Listen.
                 bound.bind(socket_address)
                 bound.listen(_BACKLOG)
         except OSError:
@@ -164,23 +176,30 @@ class HttpListener:
         descriptors or memory lack, the listener pauses.
         """
         for _ in range(_ACCEPTS_AT_ONCE):
+            # 1. Accept one.
             try:
                 accepted, address = bound.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return  # none waits, or the client has gone again
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
                     raise
                 self._pause(bound, error)
                 return
+
+            # 2. Close it, unless its client may connect and there is room for it.
             peer = str(address[0]) if address else _LOCAL_PEER  # a unix socket has no address
             if not self._admits_socket(accepted) or not self._table.admit(peer, is_tls=self._context is not None):
                 accepted.close()
                 continue
+
+            # 3. Count it, before its handshake, so that the caps hold for that, too.
             accepted.setblocking(False)
             connection = ServerConnection(peer, self._handling, self._table, self._times, self._forget)
             self._connections.add(connection)
-            self._table.add(connection)  # before its handshake, so that the caps hold for that, too
+            self._table.add(connection)
+
+            # 4. Begin its handshake in a task; `_end_handshake` closes what did not become a connection.
             handshake = asyncio.get_running_loop().create_task(self._connect(accepted, connection))
             connection.handshake = handshake
             self._handshakes.add(handshake)

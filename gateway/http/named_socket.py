@@ -33,7 +33,9 @@ class NamedSocket:
         self.path = path
         self.socket = socket.socket(socket.AF_UNIX)
         temporary_path = path.with_suffix(TEMPORARY_SUFFIX)
-        self._owned_path: Path | None = temporary_path  # `close` removes it
+        self._owned_path: Path | None = temporary_path  # the file that `close` removes; None after `abandon_name`
+
+        # With this mask, `bind` makes a file that only the owner may use.
         mask = os.umask(_SOCKET_MASK)
         try:
             temporary_path.unlink(missing_ok=True)

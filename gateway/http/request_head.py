@@ -58,17 +58,21 @@ def read_cached_head(head: bytes) -> tuple[RequestHead, int] | None:
     Return None, for the caller to parse it without a cache, if there is no Content-Length in its usual spelling with at
     most 9 digits, or if the head is too long for the cache. Raises InvalidRequestError.
     """
+    # 1. Find the field, in one of its two usual spellings.
     field_start = head.find(b"\r\nContent-Length: ")
     if field_start < 0:
         field_start = head.find(b"\r\ncontent-length: ")
     if field_start < 0 or len(head) > _LONGEST_CACHED_BYTES:
         return None
+
+    # 2. Find its digits, which reach to the end of the line.
     digits_start = field_start + _LENGTH_NAME_BYTES
     digits_end = head.find(b"\r", digits_start)
     digits = head[digits_start:digits_end]
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         return None
-    # The cache is in there: these two halves are its key.
+
+    # 3. The function has the cache: the two halves of the head are its key.
     return _parse_without_length(head[:digits_start], head[digits_end:]), int(digits)
 
 
@@ -107,27 +111,32 @@ class RequestParser:
         line = _REQUEST_LINE.match(head)
         if line is None:
             raise InvalidRequestError("its first line is no request line of HTTP/1.0 or HTTP/1.1")
+
+        # 1. Parse. An upgrade is raised when the head of a request that offers another protocol has been parsed. None
+        #    is made: the request is answered as if it did not offer one.
         parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(head)
         except httptools.HttpParserUpgrade:
-            # Raised behind the head of a request that offers another protocol. Upgrades are not made: the request is
-            # answered as if it did not offer one.
             if any(name.lower() == b"transfer-encoding" for name, _ in self._fields):
                 raise InvalidRequestError("it offers an upgrade and has a chunked body") from None
         except httptools.HttpParserError as error:
             raise InvalidRequestError(f"llhttp: {error}") from None
         self._head_ended = True  # fields that come from now on are trailers of a chunked body
+
+        # 2. Check what llhttp lets pass.
         headers = Headers(self._fields)
         is_http_1_0 = line["minor_version"] == b"0"
         _check_fields(headers, is_http_1_0=is_http_1_0)
+
+        # 3. Find the size of the body. Only a chunked one needs the parser, until its end: parser and this object refer
+        #    to each other, so that both would have to wait for the garbage collector.
         length: int | None = None
         if headers.value(b"transfer-encoding") is None:
             length = int(headers.value(b"content-length") or 0)
         else:
-            # Kept only for a chunked body, until its end: parser and this object refer to each other, so that both
-            # would have to wait for the garbage collector.
             self._parser = parser
+
         method = line["method"].decode()
         path, query = _parse_target(method, self._url)
         return RequestHead(method, path, query, headers, is_http_1_0=is_http_1_0), length
@@ -140,6 +149,9 @@ class RequestParser:
         """
         if self._parser is None:
             raise InvalidRequestError("its chunked body has ended")
+
+        # 1. Parse: the parser calls `on_body` and `on_message_complete` below, which set `_body_pieces` and
+        #    `is_body_complete`.
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -148,10 +160,12 @@ class RequestParser:
             self.has_excess = True  # the parser did not take the data behind the end of the body for a request
         content = b"".join(self._body_pieces)
         self._body_pieces.clear()
-        # A budget: HEAD_BYTES at the beginning, and `on_chunk_header` adds some for each chunk.
+
+        # 2. Bound the framing by a budget: HEAD_BYTES at the beginning, and `on_chunk_header` adds some for each chunk.
         self._framing_bytes_left -= len(data) - len(content)
         if self._framing_bytes_left < 0:
             raise InvalidRequestError("the framing or the trailers of its chunked body are too long")
+
         if self.is_body_complete:
             self._parser = None
         return content
@@ -209,10 +223,13 @@ def _parse_target(method: str, target: bytes) -> tuple[str, str]:
     if not target.startswith(b"/"):
         if method == "OPTIONS" and target == b"*":
             return "*", ""
+
+        # Take scheme and host off a URL.
         authority = _ABSOLUTE_FORM.match(target)
         if authority is None or method == "CONNECT":
             raise InvalidRequestError("its target is neither a path nor an http URL")
         target = target[authority.end() :] or b"/"
+
     if b"#" in target:
         raise InvalidRequestError("its target has a fragment")
     path, _, query = target.decode().partition("?")

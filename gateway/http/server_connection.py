@@ -6,7 +6,6 @@ at once, even while that is queued.
 """
 
 import asyncio
-import functools
 import math
 import socket
 import struct
@@ -44,41 +43,38 @@ class ServerConnection(asyncio.Protocol):
         times: ConnectionTimes,
         on_end: Callable[["ServerConnection"], None],
     ) -> None:
+        # For the table and the listener. The deadlines are times of the loop's clock after which the table calls
+        # `expire`, infinite if there are none: for the next step of client or server, and for the request as a whole.
         self.peer = peer
-        self.deadline = math.inf
-        """The time of the loop's clock after which the table calls `expire`; infinite if there is none."""
-        self.request_deadline = math.inf
-        """The same for its request as a whole."""
-        self.head_bytes = 0
-        """The bytes of a head that has not come whole, as the table counts them."""
-        self.handshake: asyncio.Task[None] | None = None
-        """The task that makes the connection; None: it is made, or was never accepted."""
+        self.deadline = self.request_deadline = math.inf
+        self.head_bytes = 0  # of a head that has not come whole, as the table counts them
+        self.handshake: asyncio.Task[None] | None = None  # makes the connection; None: it is made, or never accepted
+        self.was_made = False  # the handshake was complete: `connection_lost` takes the connection out of the table
         self._handling = handling  # begins the work on each request, and renders errors
         self._table = table
         self._times = times
         self._on_end = on_end  # called when the connection is lost
-        self.was_made = False
-        """The handshake was complete; from then on `connection_lost` takes the connection out of the table."""
-        self.is_blocked = False
-        """The client does not read what was sent."""
-        self.is_idle = False
-        """No byte of the next request has come."""
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None  # None before the handshake, and when the connection is lost
+
+        # The request that comes in, and its body.
         self._buffer = b""  # bytes from the client that are not yet taken
-        self._parser: RequestParser | None = None
-        """The parser of the chunked body that is read; None: the body has a length, or there is none."""
         self._exchange: Exchange | None = None  # the request in progress
+        self._parser: RequestParser | None = None  # of a chunked body; None: the body has a length, or there is none
         self._body_left_bytes = 0  # of a body that has a length: what has not come yet
-        self._reading_paused = False
-        self._last_unsent_bytes = 0  # in the write buffer when the deadline for the client to read was set
-        self._is_ending = False
-        """No more requests are taken: the connection closes, or waits until the client has read the last response."""
-        self._is_draining = False  # its listener is unbound: the connection closes after the response
+        self.is_idle = False  # no byte of the next request has come
         self._is_advancing = False  # `_advance` runs, which takes what comes meanwhile, too
+        self._reading_paused = False
+
+        # The responses that go out.
+        self._transport: asyncio.Transport | None = None  # None before the handshake, and when the connection is lost
         self._is_tls = False
-        self._sends_at_once = False
-        """True while a response is sent piece by piece, each at once."""
+        self.is_blocked = False  # the client does not read what was sent
+        self._last_unsent_bytes = 0  # in the write buffer when the deadline for the client to read was set
+        self._sends_at_once = False  # a response is sent piece by piece, each at once
+
+        # The end. While it is ending, no more requests are taken: the connection closes, or waits until the client has
+        # read the last response. While it is draining, its listener is unbound: it closes after the response.
+        self._is_ending = self._is_draining = False
 
     # The transport
 
@@ -115,8 +111,7 @@ class ServerConnection(asyncio.Protocol):
         self._buffer = self._buffer + data if self._buffer else data
         self._advance()  # sets `is_idle` again if it has answered all that came
         # With the first byte of a head that is not complete yet, its own time begins.
-        has_begun_head = was_idle and not self.is_idle and self._exchange is None and not self._is_ending
-        if has_begun_head:
+        if was_idle and not self.is_idle and self._exchange is None and not self._is_ending:
             self.deadline = self._loop.time() + self._times.head_seconds
 
     def pause_writing(self) -> None:
@@ -130,8 +125,7 @@ class ServerConnection(asyncio.Protocol):
         self._set_deadline()
         if self._exchange is None:  # the last response was sent whole, and the next request may have come already
             self._resume_reading()
-            if not self._is_advancing:
-                self._advance()
+            self._go_on()
         elif self._exchange.receiver:
             self._guard(self._exchange.receiver.resume_writing)
 
@@ -160,9 +154,10 @@ class ServerConnection(asyncio.Protocol):
         exchange.receiver = None  # it refers to the exchange, which must not wait for the garbage collector
         if self._transport is None:
             return
-        if self._sends_at_once:
+        if self._sends_at_once:  # the response was a stream
             self._sends_at_once = False
             self._transport.set_write_buffer_limits(SEND_TOGETHER_BYTES)
+
         if self._is_ending or not exchange.body_complete:  # the client may still send, and reads only afterwards
             self._linger()
         elif not exchange.keep_alive:
@@ -175,8 +170,7 @@ class ServerConnection(asyncio.Protocol):
                 return
             self._table.mark_waiting(self)
             self._set_deadline()
-            if not self._is_advancing:  # else this was called within `_advance`, which goes on itself
-                self._advance()
+            self._go_on()
 
     def pause_body(self) -> None:
         """Stop reading from the client."""
@@ -220,7 +214,7 @@ class ServerConnection(asyncio.Protocol):
         if self.request_deadline <= self._loop.time():
             self._expire_request(transport)
             return
-        self.deadline = math.inf
+        self.deadline = math.inf  # the one that has passed: of what the connection waits for
         if self._is_ending or self.is_blocked:  # the time to read the response is over
             unsent_bytes = transport.get_write_buffer_size()
             if 0 < unsent_bytes < self._last_unsent_bytes:  # the client reads, but slowly
@@ -286,6 +280,7 @@ class ServerConnection(asyncio.Protocol):
 
         Then stop reading from the client if too much is left in the buffer, or set the deadline of the rest of a body.
         """
+        # 1. Take what is there: a piece of the body of a request in progress, or else the next head.
         self._is_advancing = True
         try:
             for _ in range(_STEPS_AT_ONCE):
@@ -297,11 +292,12 @@ class ServerConnection(asyncio.Protocol):
         except Exception:  # noqa: BLE001 - a defect must not end the connections of all others
             self._fail_request()
         self._is_advancing = False
+
+        # 2. Bound what is left.
         exchange = self._exchange
         if self._is_ending:
             return
-        if exchange is None:
-            # The buffer has a part of a head, or requests whose turn has not come.
+        if exchange is None:  # what is left is a part of a head, or requests whose turn has not come
             if self._buffer:
                 if len(self._buffer) > self._table.caps.buffered_bytes:
                     self._pause_reading()
@@ -312,7 +308,7 @@ class ServerConnection(asyncio.Protocol):
             self._pause_reading()
 
     def _go_on(self) -> None:
-        """Take more from the buffer, if nothing else has done that meanwhile."""
+        """Take more from the buffer, unless this is called within `_advance`, which goes on itself."""
         if self._transport and not self._is_advancing:
             self._advance()
 
@@ -324,6 +320,7 @@ class ServerConnection(asyncio.Protocol):
         """
         if self._is_ending or self.is_blocked or self._transport is None or self._transport.is_closing():
             return False
+
         # 1. Find the end of the head, which is an empty line.
         buffer = self._buffer
         if buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
@@ -335,7 +332,8 @@ class ServerConnection(asyncio.Protocol):
         if empty_line < 0 or end > HEAD_BYTES:
             self._refuse(400, f"its head is longer than {HEAD_BYTES} bytes")
             return False
-        # 2. Parse the head.
+
+        # 2. Parse the head. content_length: the size of the body; None: it is chunked, and the parser goes on with it
         parser = None
         try:
             cached = read_cached_head(buffer[:end])  # None: the head is not of the form that the cache takes
@@ -347,6 +345,7 @@ class ServerConnection(asyncio.Protocol):
         except InvalidRequestError as error:
             self._refuse(400, str(error))
             return False
+
         # 3. Begin the request: the time for the head ends, and that for the whole request begins.
         exchange = self._exchange = Exchange(head, content_length, self)
         exchange.keep_alive = exchange.keep_alive and not self._is_draining
@@ -354,7 +353,9 @@ class ServerConnection(asyncio.Protocol):
         if self.head_bytes:
             self._table.forget_unfinished_head(self)
         self.request_deadline = self._loop.time() + self._times.request_seconds
-        body = b""  # filled if the body has come whole; else `_take_body` gives it to the receiver, in pieces
+
+        # 4. Take the body if it has come whole; else `_take_body` gives it to the receiver, in pieces.
+        body = b""
         if content_length is None:
             self._parser = parser
         elif len(buffer) >= end + content_length:
@@ -382,7 +383,7 @@ class ServerConnection(asyncio.Protocol):
             self._buffer = buffer[len(piece) :]
             self._body_left_bytes -= len(piece)
             exchange.body_complete = not self._body_left_bytes
-        else:
+        else:  # it is chunked: the parser takes all that has come
             self._buffer = b""
             try:
                 piece = self._parser.parse_chunks(buffer)
@@ -402,8 +403,8 @@ class ServerConnection(asyncio.Protocol):
     def _fail_body(self, exchange: Exchange, error: InvalidRequestError | BodyTimeoutError) -> None:
         """Tell the receiver that the rest of the body will not come; the connection takes no other request."""
         exchange.keep_alive = False
-        if exchange.receiver:
-            self._guard(functools.partial(exchange.receiver.fail_body, error))
+        if receiver := exchange.receiver:
+            self._guard(lambda: receiver.fail_body(error))
 
     def _guard(self, work: Callable[[], None]) -> None:
         """Call `work` on a request, and answer 500 if it raises: other connections must not end by that."""
@@ -449,7 +450,7 @@ class ServerConnection(asyncio.Protocol):
         """Close the connection when what was written is sent; the client has `write_seconds` to read some of it."""
         self._is_ending = True
         self._buffer = b""
-        self._table.mark_waiting(self)
+        self._table.mark_waiting(self)  # until then it may give way to another one
         if self._transport:
             self._set_reading_deadline(self._times.write_seconds)
             self._transport.close()

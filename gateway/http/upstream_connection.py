@@ -80,21 +80,21 @@ class UpstreamConnection(asyncio.Protocol):
         None: no response is expected, and data closes the connection.
         """
         self._receiver = receiver
-        self._fields: list[Field] = []
-        """The header fields parsed so far, until the head has ended."""
-        self._head: tuple[int, Headers] | None = None
-        """The status and the header fields, until they are given to the receiver."""
-        self._pieces: list[bytes] = []
-        """Pieces of the body that are not yet given to the receiver."""
-        self._head_bytes = 0
-        """Bytes read while in the head, perhaps with the begin of the body."""
-        self._in_head = True  # until the head of the final response has ended
-        self._has_content_length = self._ends_with_close = False  # both by the header fields
+        self._sent_at = time.monotonic()  # by it `_fail` recognizes a stale connection
         self._has_received = False  # any byte of the response
-        self._is_reusable = False  # for another request, as known at the end of the response
+
+        # The head, while it is parsed; `_head`, its status and fields, waits until it is given to the receiver.
+        self._in_head = True  # until the head of the final response has ended
+        self._head_bytes = 0  # read while in the head, perhaps with the begin of the body
+        self._fields: list[Field] = []  # the header fields parsed so far
+        self._has_content_length = self._ends_with_close = False  # both by the header fields
+        self._head: tuple[int, Headers] | None = None
+
+        # The body, and its end.
+        self._pieces: list[bytes] = []  # not yet given to the receiver
         self.is_response_complete = False
         """The whole response has been parsed; `end_response` is called right after its last piece."""
-        self._sent_at = time.monotonic()  # by it `_fail` recognizes a stale connection
+        self._is_reusable = False  # for another request, as known at the end of the response
 
     @property
     def is_open(self) -> bool:
@@ -220,16 +220,22 @@ class UpstreamConnection(asyncio.Protocol):
         status = self._parser.get_status_code() if self._parser else 0
         if status < _FIRST_FINAL_STATUS or self.is_response_complete:
             return  # `on_message_complete` drops the fields of an interim response
+
+        # 1. Bound the head. `_head_bytes` may include a part of the body: only if it is beyond the limit, the fields
+        #    are measured.
         self._in_head = False
         fields, self._fields = self._fields, []
-        # `_head_bytes` may include a part of the body: only if it is beyond the limit, the fields are measured.
         size_bytes = sum(len(name) + len(value) for name, value in fields) if self._head_bytes > HEAD_BYTES else 0
         if len(fields) > HEADER_COUNT or size_bytes > HEAD_BYTES:
             self._fail("the head of its response is too long")
             return
+
+        # 2. Make the headers; equal ones of several responses are one object, unless they are long.
         is_cacheable = self._head_bytes <= _LONGEST_CACHED_BYTES
         headers = _cached_headers(tuple(fields)) if is_cacheable else Headers(fields)
-        # Without a length and without chunks, the body lasts until the upstream closes the connection.
+
+        # 3. Decide how the body ends: without a length and without chunks, it lasts until the upstream closes the
+        #    connection.
         self._ends_with_close = (
             not self._has_content_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
         )

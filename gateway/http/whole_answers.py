@@ -153,19 +153,24 @@ class AnswerServer:
         exchange.is_replaceable = True  # anybody may ask: until the answer is sent, the connection may give way
         question = AskedQuestion(exchange)
         head = exchange.head
-        # 1. Refuse all but local programs, if this listener is private, and what `_check` refuses.
+
+        # 1. Refuse all but local programs, if this listener is private, and what `_check` refuses (the caller of the
+        #    constructor gives it).
         if is_private and not is_from_local_program(head.headers):
             self.refuse(exchange, 403, "ask 127.0.0.1 or localhost by that name, and from no web page")
             return None
         if (refusal := self._check(question)) is not None:
             self._respond(exchange, refusal)
             return None
-        # 2. The route of path and method; `name` is the rest of the path behind a prefix.
+
+        # 2. Find the route of the path; `name` is the rest of the path behind a prefix.
         found = self._find_route(head.path)
         if found is None:
             self.refuse(exchange, 404, "not found")
             return None
         route, name = found
+
+        # 3. Refuse other methods; HEAD is answered like GET.
         method = "GET" if head.method == "HEAD" else head.method
         if method != route.method:
             allowed = b"GET, HEAD" if route.method == "GET" else route.method.encode()
@@ -193,15 +198,18 @@ class AnswerServer:
         else None. A body that is too long, or for which all bodies together leave no room, is refused: return None.
         """
         exchange, limits = question.exchange, route.body
-        length = exchange.content_length or 0
+        length = exchange.content_length or 0  # 0 also for a chunked body, whose length is not known yet
         if limits is None:
             return self.answer(question, route)
+
+        # Refuse what the length shows to be too much; `take_body` counts what comes.
         if length > limits.body_bytes:
             self.refuse(exchange, 413, f"the body is larger than {limits.body_bytes >> 10} KiB")
             return None
         if self.held_bytes + length > limits.held_bytes:
             self.refuse(exchange, 503, "too many large requests at once")
             return None
+
         exchange.send_continue()  # asks a client for the body, if it waits for that
         return _WholeBody(self, question, route, limits)
 
@@ -247,9 +255,11 @@ class _WholeBody(RequestReceiver):
 
         `held_bytes` of the server counts the pieces of all bodies that are being received.
         """
+        # A body that comes at once is neither copied nor counted.
         if is_last and not self._pieces:
             self._answer(piece)
             return
+
         self._pieces += piece
         self._server.held_bytes += len(piece)
         if len(self._pieces) > self._limits.body_bytes:
