@@ -62,18 +62,18 @@ class BackendPast:
         self.under_way: set[AnswerProgress] = set()
         """The answers that have neither ended nor failed yet."""
         self._report = report  # called with this object when `health` has changed
-        self._failures = 0
-        """The number of failures in a row."""
-        self._first_failure = 0.0
-        """Time of the first of these failures."""
-        self._failed_requests: set[int] = set()
-        """The digests of the requests that failed in a row, three at most."""
-        self._last_outcomes: deque[str] = deque(maxlen=_DISTINCT_FAILURES)
-        """The kinds of the last of these failures, for the message."""
+
+        # The failures in a row, which a complete answer ends.
+        self._failures = 0  # their number
+        self._first_failure = 0.0  # the time of the first one
+        self._failed_requests: set[int] = set()  # the digests of the requests that failed, three at most
+        self._last_outcomes: deque[str] = deque(maxlen=_DISTINCT_FAILURES)  # kinds of the last ones, for the message
+
+        # The measure of what is slow: the last answers.
+        # The longest pause within each of the last complete answers.
         self._longest_pauses: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)
-        """The longest pause within each of the last complete answers."""
+        # Seconds to the begin of an answer, with the bytes of its request.
         self._past_waits: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED_ANSWERS)
-        """Seconds to the begin of an answer, with the bytes of its request."""
 
     def expect_answer(self, body: bytes | bytearray, now: float) -> AnswerProgress:
         """Observe the answer to a request with this body, which is sent now."""
@@ -120,15 +120,18 @@ class BackendPast:
         not while it streams an answer of which data came since the first failure: then it works.
         """
         if progress not in self.under_way:
-            return
+            return  # this answer was noted already, or is no longer observed
         self.under_way.discard(progress)
+
+        # 1. Count it. The digest of a request tells whether a client repeats one.
         if not self._failures:
             self._first_failure = now
         self._failures += 1
         self._last_outcomes.append(outcome)
         if len(self._failed_requests) < _DISTINCT_FAILURES:
             self._failed_requests.add(progress.request_digest)
-        # Three different requests are enough; if they may be alike, as from one client that repeats its own, eight.
+
+        # 2. Three different requests are enough; if they may be alike, as from one client that repeats its own, eight.
         are_enough = len(self._failed_requests) >= _DISTINCT_FAILURES or self._failures >= _FAILURES
         is_streaming = any(answer.has_begun and answer.last_data > self._first_failure for answer in self.under_way)
         if are_enough and not is_streaming:

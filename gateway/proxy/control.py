@@ -52,36 +52,43 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
     """
     stop = set_up_process()
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
+        # The listeners of the services, and that of the control API. It has a table of connections of its own: whatever
+        # clients do, the agent is heard.
         listeners = Listeners(pool, tasks)
         times = ConnectionTimes()
-        # A table of its own: whatever clients do, the agent is heard.
         table = ConnectionTable(_CONTROL_CAPS, times.sweep_seconds)
         control = HttpListener(RequestHandling(ControlApi(listeners).begin, render_refusal), table, times)
+
+        # 1. Take over, and serve the control API.
         if claimed.inheritance:
             await _take_over(claimed, claimed.inheritance, listeners, tasks)
         control.take_over([claimed.control.socket])
         log.info("proxy_started", socket=str(claimed.path), pid=os.getpid())
-        handing_over = tasks.create_task(_hand_over(claimed, listeners))  # ends once a newer proxy has accepted
+
+        # 2. Wait until a newer proxy has accepted the listening sockets, or a stop signal has come.
+        handing_over = tasks.create_task(_hand_over(claimed, listeners))
         stopping = tasks.create_task(stop.wait())
         await asyncio.wait({handing_over, stopping}, return_when=asyncio.FIRST_COMPLETED)
 
-        # A newer proxy listens now: only the requests in progress are left here.
+        # 3. A newer proxy listens now, and serves the control API: only the requests in progress are left here. Wait
+        #    until they have ended, their time is up, or a stop signal has come.
         if handing_over.done():
             log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts().values()))
             reporting = tasks.create_task(_report_counts(handing_over.result(), listeners))
-            await _close(control)  # the newer proxy serves the control API
+            await _close(control)
             ending = tasks.create_task(listeners.wait_released(_LAST_STREAMS_SECONDS))
             await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             reporting.cancel()
 
-        # A stop signal has come, or the last of those requests has ended, or their time is up.
+        # In each case: from now on a stop signal ends the process at once. Give running requests some time, and break
+        # off the rest.
         restore_stop_signals()
         handing_over.cancel()
         stopping.cancel()
         log.info("proxy_draining", seconds=drain_seconds)
         await listeners.drain(drain_seconds)
-        await _close(control)
+        await _close(control)  # after a hand-over, it is closed already
     log.info("proxy_stopped")
 
 
@@ -120,17 +127,21 @@ async def _take_over(
     3. Wait for the first line of its counts of requests in progress: with it, the older proxy has left.
     4. Put our control sockets at its paths, and go on adding its counts to ours in a task.
     """
+    # 1. and 2. Listen, and tell the proxy before.
     await listeners.take_over(inheritance.config, inheritance.sockets)
     inheritance.connection.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=inheritance.connection, limit=_COUNTS_LIMIT_BYTES)
     writer.write(ACCEPTED)
+
+    # 3. Wait for its first line. No limit of time: until it has closed the connection, it may still leave.
     try:
-        # No limit of time: until the other side has closed the connection, it may still leave.
         counts = await reader.readline()
     except (OSError, ValueError) as error:
         raise SocketError(f"the proxy on {claimed.path} does not hand over: {error}") from error
     if not counts:
         raise SocketError(f"the proxy on {claimed.path} does not hand over: it closed the connection; it serves on")
+
+    # 4. It has left.
     claimed.take_names()
     tasks.create_task(_follow_counts(counts, reader, writer, listeners))
 
@@ -145,12 +156,15 @@ async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.soc
     loop = asyncio.get_running_loop()
     claimed.hand_over.socket.setblocking(False)
     while True:
+        # 1. Wait for a newer proxy.
         try:
             connection, _ = await loop.sock_accept(claimed.hand_over.socket)
         except OSError as error:  # such as a lack of descriptors
             log.warning("hand_over_failed", error=str(error))
             await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
             continue
+
+        # 2. Send it configuration, listening sockets and lock; leave once it has accepted them.
         try:
             async with listeners.configuring:
                 claimed.prepare_leaving()  # binds the socket of the time after the hand-over
@@ -161,7 +175,7 @@ async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.soc
                     return connection
         except (OSError, SocketError) as error:
             log.warning("hand_over_failed", error=str(error))
-        connection.close()
+        connection.close()  # it has not accepted
 
 
 async def _report_counts(connection: socket.socket, listeners: Listeners) -> None:

@@ -49,7 +49,7 @@ class ControlApi:
             _respond(exchange, ControlRefusal(str(error)), error.status)
 
     async def _dispatch(self, exchange: AwaitedExchange) -> None:
-        """Carry out the call that method and path name. Raises ControlError."""
+        """Carry out the call that method and path name; `uid` is that of a backend. Raises ControlError."""
         match (exchange.head.method, *exchange.head.path.split("/")[1:]):
             case ("GET", "state"):
                 _respond(exchange, self._proxy_state())
@@ -70,6 +70,7 @@ class ControlApi:
 
     async def _configure(self, exchange: AwaitedExchange) -> None:
         """Apply the configuration in the body, and answer with the new state. Raises ControlError."""
+        # 1. Read the body.
         body = bytearray()
         while piece := await exchange.read():
             body += piece
@@ -79,8 +80,9 @@ class ControlApi:
             config = msgspec.json.decode(body, type=ProxyConfig)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ControlError(HTTPStatus.BAD_REQUEST, f"configuration refused: {error}") from error
+
+        # 2. Apply it. That is not cancelled when the agent hangs up or dies: half a change is worse than a late one.
         try:
-            # Not cancelled when the agent hangs up or dies: half a change is worse than a late one.
             await asyncio.shield(asyncio.ensure_future(self._listeners.configure(config)))
         except DrainingError as error:
             raise ControlError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error

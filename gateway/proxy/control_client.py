@@ -56,6 +56,8 @@ class ProxyClient(ControlClient):
             ):
                 if response.status != HTTPStatus.OK:
                     raise ControlRefusedError(f"proxy at {self.socket}: {refusal_message(await response.read())}")
+
+                # One health a line; in pauses the proxy sends empty lines.
                 async for line in response.content:
                     if not line.isspace():
                         yield self.decode(line, BackendHealth)

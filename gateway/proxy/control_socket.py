@@ -114,21 +114,27 @@ def claim_socket(path: Path, *, take_over: bool = False) -> Iterator[ControlSock
         SocketError: the directory is open to other users, a proxy runs on this socket, there is none that hands over,
             or the path is too long.
     """
+    # 1. The directory must be of this user alone.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.parent.stat()
     if status.st_mode & _GROUP_AND_OTHERS or status.st_uid != os.geteuid():
         raise SocketError(
             f"{path.parent} must belong to uid {os.geteuid()} with mode 0700, because tokens pass through it"
         )
+
     with ExitStack() as stack:
-        inheritance = _inherit(path) if take_over else None  # what the running proxy hands over: its lock, too
+        # 2. Get the lock: from the running proxy with all that it hands over, or by locking the file.
+        inheritance = _inherit(path) if take_over else None
         lock_descriptor = inheritance.lock if inheritance else _lock_file(path)
         lock = stack.enter_context(os.fdopen(lock_descriptor, "wb"))
+
+        # 3. Listen, without names at first.
         control = stack.enter_context(closing(NamedSocket(path)))
         hand_over = stack.enter_context(closing(NamedSocket(path.with_name(HAND_OVER_SOCKET))))
         claimed = ControlSocket(control, hand_over, lock, inheritance)
         if inheritance is None:  # else the caller takes the names, once the running proxy has left
             claimed.take_names()
+
         try:
             yield claimed
         finally:
@@ -159,11 +165,14 @@ def _inherit(path: Path) -> Inheritance:
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_HAND_OVER_SECONDS)
     try:
+        # 1. The message: its length, then JSON with the configuration and a name for each listening socket.
         connection.connect(str(path.with_name(HAND_OVER_SOCKET)))
         length = int.from_bytes(_receive(connection, _LENGTH_BYTES), "big")
         message = msgspec.json.decode(_receive(connection, length), type=_Message)
+
+        # 2. The descriptors: the lock, then the listening sockets in the order of these names.
         descriptors: list[int] = []
-        while len(descriptors) < 1 + len(message.listeners):  # the lock, then the listening sockets
+        while len(descriptors) < 1 + len(message.listeners):
             data, received, _, _ = socket.recv_fds(connection, 1, _DESCRIPTORS_AT_ONCE)
             if not data:
                 raise ConnectionError("it closed the connection")
@@ -171,6 +180,8 @@ def _inherit(path: Path) -> Inheritance:
     except (OSError, msgspec.DecodeError) as error:
         connection.close()
         raise SocketError(f"no proxy hands over on {path}: {error}; start one without --take-over") from error
+
+    # 3. The sockets by name: a listener has one for each of its addresses.
     lock, *listening_descriptors = descriptors
     sockets: defaultdict[str, list[socket.socket]] = defaultdict(list)
     for name, descriptor in zip(message.listeners, listening_descriptors, strict=True):

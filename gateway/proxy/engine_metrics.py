@@ -65,18 +65,19 @@ class EngineScraper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service = service
+
+        # The way to the engine: the bytes of a GET of its metrics, and the prefixes of the names that these may have.
         self._pool = pool
         self._url = url
-        # The bytes of a GET of its metrics, and the prefixes of the names that these may have.
         self._request = _REQUEST % (engine.path.encode(), url.removeprefix("http://").encode())
         self._prefixes = tuple(prefix.encode() for prefix in engine.prefixes)
         self._clock = clock
+
+        # The reading in progress or the last one, which scrapes share; None: there was none.
         self._reading: asyncio.Task[EngineSeries] | None = None
-        """The reading in progress or the last one, which scrapes share."""
-        self._read_at = 0.0
-        """The end of the last reading, by the clock."""
+        self._read_at = 0.0  # the end of the last reading, by the clock
+        # The problem of the last reading, empty if there was none; of several in a row only the first was logged.
         self._problem = ""
-        """The problem of the last reading, empty if there was none; of several in a row only the first was logged."""
 
     async def scrape(self) -> EngineSeries:
         """Return the series of the engine, at most `REUSE_SECONDS` old."""
@@ -108,7 +109,7 @@ class EngineScraper:
             async with asyncio.timeout(SCRAPE_SECONDS):
                 connection = await self._pool.connect(self._url)
                 try:
-                    connection.send(self._request, (), answer)
+                    connection.send(self._request, (), answer)  # without a body
                     await answer.wait()
                 finally:
                     # A problem of the answer, the time-out or a cancellation may have ended the wait.
@@ -224,12 +225,14 @@ class PodReports:
         """
         self._running_answers += 1
         try:
-            # `_TOO_MANY` has no series, only a problem.
+            # 1. Render. `_TOO_MANY` has no series, only a problem; with a problem, the gauge `engine_up` is 0.
             engine = await scraper.scrape() if self._running_answers <= MOST_ANSWERS else _TOO_MANY
             engine_up = metrics.render_engine_up(scraper.service, is_up=not engine.problem)
             text = metrics.render_metrics(self._services) + engine_up + engine.text
+
+            # 2. Send it in pieces, as fast as the client reads.
             exchange.start(HTTPStatus.OK, metrics.FIELDS)
-            async with asyncio.timeout(SEND_SECONDS):  # as fast as the client reads
+            async with asyncio.timeout(SEND_SECONDS):
                 for begin in range(0, len(text), _PIECE_BYTES):
                     exchange.write(text[begin : begin + _PIECE_BYTES])
                     await exchange.drain()

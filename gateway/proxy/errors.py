@@ -196,6 +196,7 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
         service: the name of the service, for the message.
         engine: the name of the engine, whose table of known errors may state another status for the client.
     """
+    # kind: the engine's type of the error; param: the field of the request at fault, if it names one
     message, kind, code, param = read_error(body)
     # The status for the client, by the table of errors that are known of this engine.
     client_status = judge_error(find_runtime(engine).errors, status, message).status
@@ -219,6 +220,7 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
         code = _CODES[kind]
     elif kind and not code:
         code = kind
+
     message = message or f"service {service}: its engine answered {status} without a reason"
     return RequestError(client_status, code or "engine_error", message, param=param)
 

@@ -50,12 +50,15 @@ async def filter_exposition(text: bytes, prefixes: tuple[bytes, ...], *, is_whol
         is_whole: the text was not cut before. Of one that is cut, the last family (the lines of one metric) is dropped:
             half of a histogram would be taken for a whole one.
     """
+    # 1. Split it. A last line without an end counts unless the text was cut, perhaps within it.
     lines = text.split(b"\n", MOST_LINES)
     remainder = lines.pop()  # a last line without an end, or all that is beyond the most lines
     if len(lines) == MOST_LINES and remainder:
         is_whole = False
     elif is_whole:
         lines.append(remainder)
+
+    # 2. Keep the valid lines. After so much work, other work gets a turn.
     kept = _KeptLines(prefixes)
     cost = 0
     for line in lines:
@@ -64,6 +67,7 @@ async def filter_exposition(text: bytes, prefixes: tuple[bytes, ...], *, is_whol
         if cost >= _BYTES_PER_PASS:
             cost = 0
             await asyncio.sleep(0)
+
     if not is_whole:
         kept.drop_last_family()
     return FilteredExposition(bytes(kept.text), is_whole)

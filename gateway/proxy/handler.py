@@ -19,11 +19,13 @@ def handle_requests(router: Router, shared: SharedResources, pod: PodReports | N
     def begin(exchange: Exchange) -> InferenceRequest | AwaitedExchange | None:
         """Begin the work on a request; return its receiver, or None if the response was sent.
 
-        The connection calls it when the head has come. `router` has the services and tokens of this listener, and `pod`
-        the reports of a pod's proxy; None: this is the proxy of a host.
+        The connection calls this when the head has come, and then gives the body to the receiver. From the outer
+        function come `router`, which has the services and tokens of this listener, `shared`, which all requests use,
+        and `pod`, the reports of a pod's proxy; None: this is the proxy of a host.
         """
         head = exchange.head
         try:
+            # Requests for inference are POSTs to some paths; `read_inference_head` returns None for others.
             if head.method == "POST" and (inference := read_inference_head(head, router.tokens)):
                 return InferenceRequest(exchange, inference, router, shared)
             return _answer_other(exchange, router, pod)
@@ -47,14 +49,16 @@ def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) ->
 
     Return the exchange of an answer that is awaited; None if the response was sent. Raises RequestError.
     """
+    # 1. Without authorization: anyone may ask for the health, so the answer has no name of a service.
     path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":
-        # Anyone may ask, so the answer has no name of a service.
         _report_service(exchange, serves=any(service.has_backend for service in router.services().values()))
         return None
     if path == paths.ENGINE_LIVENESS and method == "GET" and pod:
         _report_service(exchange, serves=not pod.engine_hangs())
         return None
+
+    # 2. With it: the metrics of a pod, and the models. Anything else is refused.
     authorize(exchange.head.headers, router.tokens)
     if path in paths.INFERENCE:  # a POST to it does not come here
         raise errors.method_not_allowed(method, path, "POST")
@@ -84,11 +88,13 @@ def _list_models(exchange: Exchange, router: Router, only_name: str) -> None:
     RequestError.
     """
     services = router.services()
-    served = list_served(services)
+    served = list_served(services)  # the names of those that take requests now
     if only_name and only_name not in served:
         if only_name in services:
             raise errors.service_unavailable(f"service {services[only_name].config.name}")
         raise errors.model_not_found(only_name, served)
+
+    # One model is an object of its own; all of them are a list.
     models = [
         {"id": name, "object": "model", "created": services[name].created, "owned_by": "pomona"}
         for name in ([only_name] if only_name else served)

@@ -40,11 +40,12 @@ def read_inference_head(head: RequestHead, tokens: tuple[str, ...] | None) -> In
     Only heads that are admitted are remembered, each with the tokens that admitted it. Raises RequestError.
     """
     authorize(head.headers, tokens)
-    route = paths.INFERENCE.get(head.path)
+    route = paths.INFERENCE.get(head.path)  # the name of the path
     if route is None:
         return None
     if encoding := head.headers.get("Content-Encoding"):
         raise errors.unsupported_encoding(encoding)
+
     request_id = head.headers.get(REQUEST_ID)
     # `forwarded` has no end: the sender adds the fields that differ by backend and request, and the empty line.
     return InferenceHead(

@@ -63,29 +63,32 @@ class InferenceRequest:
         """Begin with the head alone; the connection then calls `take_body`. Raises RequestError: it is too large."""
         if (exchange.content_length or 0) > BODY_LIMIT_BYTES:
             raise errors.request_too_large(BODY_LIMIT_BYTES)
+
+        # The request. `id_line` is the field by which the engine and the client get its id.
         self.arrived = time.monotonic()
         self.head = head
         self.route = head.route
         """The name of the path."""
         self.request_id = head.request_id or f"{_process_id}-{next(_numbers)}"
         self.id_line = f"{REQUEST_ID}: {self.request_id}\r\n".encode()
-        """The field by which the engine and the client get the request's id."""
+        self.exchange = exchange
+        self._router = router
+        self._shared = shared
+
         # The outcome, for log and metrics.
         self.status = CLIENT_GONE  # until a response or an error begins, and again if the client hangs up
         self.queued_seconds = 0.0
         self.first_token_seconds: float | None = None
         self.error = ""
-        self.exchange = exchange
-        self._router = router
-        self._shared = shared
+
+        # The body: its pieces as they come, the memory that is reserved for it, the task that scans a large one, and
+        # what was read of it (empty before that, and when it is needed no more).
         self._content: bytes | bytearray = b""
-        """The pieces of the body that have come."""
         self._reserved_bytes = 0
-        """The part of the memory for all bodies that this one holds."""
-        self.body: RequestBody = NO_BODY
-        """The body as it was read; empty before that, and when it is needed no more."""
         self._task: asyncio.Task[None] | None = None
-        """The scan of a large body."""
+        self.body: RequestBody = NO_BODY
+
+        # The way to a backend.
         self._service: Service | None = None
         """The service that the body names; None before it is read, and when the request is recorded."""
         self._phase_began = self.arrived
@@ -94,6 +97,7 @@ class InferenceRequest:
         """The request to a backend, one of whose slots it holds."""
         self._tried_uids: list[str] = []
         """Backends that accepted no connection."""
+
         exchange.send_continue()
 
     @property
@@ -118,13 +122,17 @@ class InferenceRequest:
             if len(self._content) + len(piece) > BODY_LIMIT_BYTES:
                 raise errors.request_too_large(BODY_LIMIT_BYTES)
             self._reserve(len(piece))
+
+            # A body that comes at once is not copied. The pieces of another are put into a buffer that grows: to join
+            # them at the end would block all requests for a while.
             if not self._content:
                 self._content = piece
             elif piece:
-                # A buffer that grows: to join the pieces of a large body would block all requests for a while.
                 if not isinstance(self._content, bytearray):
                     self._content = bytearray(self._content)
                 self._content += piece
+
+            # read_short_body returns None for a large body, and for one that may have media.
             if is_last:
                 self._reserve(count_copied_bytes(self._content))  # reading it takes memory beside its content
                 if body := read_short_body(self._content):
@@ -172,6 +180,8 @@ class InferenceRequest:
         service = self._service = self._router.find_service(body.model)
         service.begin_request(self)  # counts it as running
         check_engines(body.schema_demand, service.config)  # raises if its schemas would make an engine crash
+
+        # A free slot means that a backend may work on one more request.
         self._phase_began = time.monotonic()
         if backend := service.queue.take_free_slot():
             self.take_slot(backend)
@@ -214,11 +224,14 @@ class InferenceRequest:
         """
         service = self._service
         if service is None:
-            return
+            return  # it has ended already
         log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
+
+        # Give back the slot of this backend; `service.queue` goes on counting the request.
         self._tried_uids.append(backend.uid)
         self._upstream = None
-        self._shared.in_flight.end(backend.uid)  # frees the slot of this backend; `queue` goes on counting the request
+        self._shared.in_flight.end(backend.uid)
+
         if other_backend := service.take_other_backend(self._tried_uids):
             self._send_to(other_backend, service)
         else:  # it holds no slot any more
@@ -260,9 +273,10 @@ class InferenceRequest:
         A response that has begun in a form without a place for an error is broken off. A request that is refused before
         its service is known is logged instead of recorded.
         """
+        # 1. The response has begun. `end` records the request, and forgets the one to the backend: so the error is
+        #    rendered first.
         exchange = self.exchange
         if exchange.started:
-            # First, because `end` forgets the request to the backend.
             rendered = self._upstream.render_error(error) if self._upstream else b""
             self.end()
             if rendered:  # empty if the form of the response has no place for an error
@@ -270,10 +284,12 @@ class InferenceRequest:
             else:
                 exchange.break_off()
             return
+
+        # 2. It has not: the error is the whole response, which is sent after the request is recorded.
         if self._service:
             self.status = error.status
             error.headers[REQUEST_ID] = self.request_id
-        else:
+        else:  # the service is not known yet, so `end` has nothing to record
             log_refusal(self._router, self.route, error)
         self.end()
         exchange.respond(error.status, error.fields(), error.encode_body(self.route))

@@ -87,20 +87,27 @@ class JsonScanner:
 
     def read_object(self, read_member: Callable[[str, int], PausingWork]) -> PausingWork:
         """Read an object; `read_member` gets each key and the place where it starts, and reads the value behind it."""
+        # `yield from` pauses wherever the work below pauses, so that other requests run.
         self._expect(_BRACE_OPENS)
         self._count_value()
         yield from self.skip_blanks()
         if self.peek() == _BRACE_CLOSES:
             self.position += 1
             return
+
         while True:
+            # 1. The key; one that is too long to matter is None, and has no name.
             start = self.position
             yield from self.skip_string()
             key = self.decode_string(start)
+
+            # 2. The value
             yield from self.skip_blanks()
             self._expect(_COLON)
             yield from self.skip_blanks()
-            yield from read_member("" if key is None else key, start)  # a key that is too long to matter has no name
+            yield from read_member("" if key is None else key, start)
+
+            # 3. The end of the object, or a comma before the next key
             yield from self.skip_blanks()
             if self.peek() == _BRACE_CLOSES:
                 self.position += 1
@@ -115,7 +122,8 @@ class JsonScanner:
         """
         open_arrays = 0
         while True:
-            # To the next bracket, or to a string that is too long for it; the first one is the array's own `[`.
+            # Skip to the next bracket, or to a string that is too long to be skipped at once. The first bracket is the
+            # array's own `[`.
             yield from self._skip_to_bracket()
             byte = self.peek()
             if byte == _BRACE_OPENS:
@@ -125,6 +133,8 @@ class JsonScanner:
             if byte == _QUOTE:
                 yield from self.skip_string()
                 continue
+
+            # The bracket opens or closes an array.
             if byte == _BRACE_CLOSES:
                 raise _wrong_bracket(self.position)
             open_arrays += 1 if byte == _BRACKET_OPENS else -1
@@ -191,7 +201,7 @@ class JsonScanner:
             raise InvalidJsonError("it ends within a string")
         self._count_work(work_bytes)
 
-        # 3. Is this the end, or only that of the piece?
+        # 3. This is the end of the string, or only that of the piece.
         if text[self.position : self.position + 1] == b'"':
             self.position += 1
             return True
@@ -218,6 +228,7 @@ class JsonScanner:
         """Skip an object or an array, from its opening bracket to its closing one; all brackets in it must match."""
         expected_ends = bytearray()  # the closing brackets of what is open, the innermost last
         while True:
+            # The next byte is a bracket, or begins a string that is too long to be skipped at once.
             byte = self.text[self.position]
             if byte == _QUOTE:
                 yield from self.skip_string()
@@ -233,6 +244,7 @@ class JsonScanner:
                     return
             else:
                 raise _wrong_bracket(self.position)
+
             yield from self._skip_to_bracket()
 
     def _skip_scalar(self) -> PausingWork:

@@ -63,7 +63,7 @@ class Listeners:
         engine_hangs: Callable[[], bool] | None = None,
         engine_scraper: EngineScraper | None = None,
     ) -> None:
-        # State and memory that the requests to all services share.
+        # State and memory that the requests to all services share. `in_flight` counts the requests of each backend.
         self.services: dict[str, Service] = {}
         """By name."""
         self.in_flight = InFlight(self._admit_waiting)
@@ -71,28 +71,34 @@ class Listeners:
         self._shared = SharedResources(
             in_flight=self.in_flight, body_budget=BodyBudget(), scan_turns=asyncio.Lock(), pool=pool, health=self.health
         )
+
+        # The reports on an engine that only the proxy of a pod gives; None: this is the proxy of a host.
         self._pod = PodReports(self.services, engine_scraper, engine_hangs) if engine_hangs else None
-        """The reports on an engine that only the proxy of a pod gives; None: this is the proxy of a host."""
+
+        # The connections of all listeners: the times that each may take, and their number.
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
-        self._tasks = tasks
-        # The configuration, and what was made of it.
+
+        # The configuration, and what `_configure_services` makes of it.
         self.config = ProxyConfig()
-        self._addresses: dict[str, ListenAddress] = {}
-        """The address of each listener of `config`, by its name."""
-        self._services_by_backend: dict[str, Service] = {}
-        """By the uid of a backend: the service whose queue gets its free slots."""
-        self._model_router = ModelRouter()
+        self._addresses: dict[str, ListenAddress] = {}  # of each listener of `config`, by its name
+        self._services_by_backend: dict[str, Service] = {}  # by the uid of a backend: its queue gets free slots
+        self._model_router = ModelRouter()  # finds the service for requests to the router's port
+
+        # The listeners, by name of the service, "" for the router: those that listen where the configuration says, and
+        # the errors of those that could not be bound.
         self._bound: dict[str, HttpListener] = {}
-        """By the name of the service; each listens on the address that the configuration states."""
         self._bind_errors: dict[str, OSError] = {}
-        """By the name of a listener that could not be bound."""
-        self._certificate: ReloadedCertificate | None = None
-        self._finishing: set[asyncio.Task[None]] = set()
-        """Tasks that wait for the last requests of listeners that are unbound."""
+        self._certificate: ReloadedCertificate | None = None  # that of all listeners
+
         self.configuring = asyncio.Lock()
         """Held while the configuration changes, or must not change."""
+
+        # The end: while the proxy is draining, it takes no configuration. Tasks wait for the last requests of listeners
+        # that are unbound.
         self._draining = False
+        self._tasks = tasks
+        self._finishing: set[asyncio.Task[None]] = set()
 
     async def configure(self, config: ProxyConfig) -> None:
         """Apply `config`. A listener that cannot be bound is reported in its state, and does not stop the others.
@@ -177,6 +183,8 @@ class Listeners:
     def _configure_services(self, config: ProxyConfig) -> None:
         """Add, update and remove services as `config` says."""
         self.config, self._addresses = config, _listen_addresses(config)
+
+        # 1. The services: those that are gone refuse what waits in their queues.
         names = {service.name for service in config.services}
         for name in [name for name in self.services if name not in names]:
             self.services.pop(name).queue.refuse_waiting()
@@ -185,6 +193,8 @@ class Listeners:
                 self.services[service.name].update(service)
             else:
                 self.services[service.name] = Service(service, self.in_flight)
+
+        # 2. What follows from them: the way to a service by model, and the services and the health of the backends.
         self._model_router.configure(config.router.token if config.router else None, self.services)
         self._services_by_backend = {
             backend.uid: self.services[service.name] for service in config.services for backend in service.backends

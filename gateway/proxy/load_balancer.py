@@ -100,10 +100,12 @@ def pick_backend(
     for backend in backends:
         if backend.draining or backend.uid in tried:
             continue
-        requests = in_flight.get(backend.uid, 0)
+
         # A backend without a stated concurrency always has a free slot.
+        requests = in_flight.get(backend.uid, 0)
         if only_free and backend.concurrency and requests >= backend.concurrency:
             continue
+
         if requests < fewest:
             picked, fewest = backend, requests
     return picked

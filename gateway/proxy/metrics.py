@@ -91,8 +91,11 @@ def render_metrics(services: Mapping[str, "Service"]) -> bytes:
     2. Each counter and each histogram, by the tables of their names above.
     3. Gauges: requests in flight and in the queue.
     """
+    # Each service with its labels: its namespace and its name.
     labeled = [(_labels(name), service) for name, service in services.items()]
     counts = [(labels, service.metrics) for labels, service in labeled]
+
+    # 1. A family is the lines of one metric; each sample of it has labels and a value.
     requests = [
         (labels | {"route": route, "status": str(status)}, count)
         for labels, metrics in counts
@@ -103,10 +106,13 @@ def render_metrics(services: Mapping[str, "Service"]) -> bytes:
     ]
     lines = _family_lines("requests_total", _REQUESTS, "counter", requests)
     lines += _family_lines("errors_total", _ERRORS, "counter", failures)
-    for attribute, (name, description) in _COUNTERS.items():  # by attribute of `ServiceMetrics`
+
+    # 2. Both tables have the name and the description of a metric, by attribute of `ServiceMetrics`. A histogram has a
+    #    line for each bucket, of which the last one counts all, and two for number and sum.
+    for attribute, (name, description) in _COUNTERS.items():
         samples = [(labels, getattr(metrics, attribute)) for labels, metrics in counts]
         lines += _family_lines(name, description, "counter", samples)
-    for attribute, (name, description) in _HISTOGRAMS.items():  # by attribute, too
+    for attribute, (name, description) in _HISTOGRAMS.items():
         lines += _family_lines(name, description, "histogram", ())
         for labels, metrics in counts:
             histogram: DurationHistogram = getattr(metrics, attribute)
@@ -115,6 +121,8 @@ def render_metrics(services: Mapping[str, "Service"]) -> bytes:
             _, total = buckets[-1]
             lines.append(_series_line(f"{name}_count", total, labels))
             lines.append(_series_line(f"{name}_sum", histogram.sum_seconds, labels))
+
+    # 3. The gauges.
     in_flight = [(labels, service.queue.in_flight) for labels, service in labeled]
     queued = [(labels, service.queue.queued) for labels, service in labeled]
     lines += _family_lines("in_flight", "Requests that an engine is working on.", "gauge", in_flight)

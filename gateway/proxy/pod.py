@@ -102,19 +102,21 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
     """
     tokens = MountedToken(options.token_file)
     engine = EngineCheck(options.hang_seconds, options.loading_seconds, has_pulse=options.pulse_path is not None)
-    stop = set_up_process()
+    stop = set_up_process()  # set by SIGTERM and SIGINT
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
+        # 1. Listen. A pod has one service, whose state says whether its port could be bound.
         metrics = options.engine_metrics
         scraper = EngineScraper(pool, options.service, options.engine_url, metrics) if metrics else None
         listeners = Listeners(pool, tasks, engine_hangs=lambda: engine.hangs, engine_scraper=scraper)
         await listeners.configure(_build_config(options, tokens, is_serving=False))
         (state,) = listeners.service_states()
         log.info("pod_proxy_started", service=options.service, port=state.port, engine_port=options.engine_port)
+
+        # 2. Follow the engine. `_follow` never returns: it ends by an error of the preparation, or is cancelled here.
         error: BaseException | None
         if state.error:
             error = PodProxyError(f"{state.error}: give a free --port")  # nothing listens
         else:
-            # `_follow` never returns: it ends by an error of the preparation, or is cancelled here.
             following = asyncio.ensure_future(_follow(options, listeners, tokens, engine, prepare))
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,10 +124,13 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
             following.cancel()
             # The failure of the preparation, or the cancellation that a stop signal has caused.
             (error,) = await asyncio.gather(following, return_exceptions=True)
+
+        # 3. Finish the requests; another stop signal ends the process at once.
         restore_stop_signals()
         log.info("pod_proxy_draining", seconds=options.drain_seconds)
         await listeners.finish(options.drain_seconds)
     log.info("pod_proxy_stopped")
+
     if error and not isinstance(error, asyncio.CancelledError):
         raise error
 
@@ -165,18 +170,24 @@ async def _follow(
     applied_config: ProxyConfig | None = None
     try:
         while True:
+            # 1. The health. progress: a number that grows with each answer and token of the engine
             answer = await ask_health(options.engine_port, options.health_path)
             in_flight = bool(listeners.in_flight.counts())
             progress = _count_progress(options.service, listeners)
             engine.record_health(answer, time.monotonic(), progress, in_flight=in_flight)
+
+            # 2. The token and the preparation.
             tokens.reload()
             if preparing.done():
                 preparing.result()  # raises PodProxyError if the preparation failed
+
+            # 3. The configuration that follows, if it is another one.
             config = _build_config(options, tokens, is_serving=preparing.done() and engine.is_healthy)
             if config != applied_config:
                 applied_config = config
                 await listeners.configure(config)
-            # The end of the preparation ends the pause, so that the first request need not wait for it.
+
+            # 4. The pause. The end of the preparation ends it, so that the first request need not wait for it.
             if preparing.done():
                 await asyncio.sleep(CHECK_SECONDS)
             else:
@@ -233,18 +244,19 @@ class EngineCheck:
         self.hangs = False
         """True if only a restart helps: it was healthy, and has shown no sign of life for `hang_seconds`; or it has
         loaded for `loading_seconds`. The latter for `REPORT_SECONDS`, in which the kubelet restarts it."""
-        self._failures = _FAILED_CHECKS
-        """Failed checks in a row; from `_FAILED_CHECKS` on, as before the first check, the engine is not healthy."""
+
+        # The limits. With a path for its pulse, a healthy answer of the engine alone is no sign of life.
         self._hang_seconds = hang_seconds
         self._loading_seconds = loading_seconds
         self._has_pulse = has_pulse
-        """The engine has a path for its pulse, so a healthy answer alone is no sign of life."""
+
+        # Failed checks in a row; from `_FAILED_CHECKS` on, as before the first check, the engine is not healthy.
+        self._failures = _FAILED_CHECKS
+        # The time of the last sign of life; None: it has not been healthy since its start.
         self._last_sign_of_life: float | None = None
-        """The last sign of life; None: it has not been healthy since its start."""
+        # The begin of its time to load; None: it is healthy, or was not asked yet.
         self._loading_began: float | None = None
-        """The begin of its time to load; None: it is healthy, or was not asked yet."""
-        self._progress = 0
-        """The progress in the last check."""
+        self._progress = 0  # the number that the last check had
 
     @property
     def is_healthy(self) -> bool:

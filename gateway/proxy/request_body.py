@@ -67,12 +67,14 @@ class RequestBody:
         self.content = content
         self.model = model
         self.schema_demand = schema_demand
+
+        # The client wants a stream. A large body is scanned and not decoded: of that, this is not known, and False.
         self.streams = isinstance(other_fields, dict) and other_fields.get(_STREAM) == _TRUE  # the JSON text `true`
-        """The client wants a stream; of a body that was scanned, this is not known."""
+
+        # For the body that an engine gets: the fields beside the model, decoded or as pieces of the text of a scanned
+        # body. Fields that make an engine load other weights are not among them; `_loads_weights`: the client sent one.
         self._other_fields = other_fields
-        """The part that an engine may get beside the model: decoded fields, or pieces of the text of a scanned body."""
         self._loads_weights = loads_weights
-        """The client sent a field that makes an engine load other weights; it is not in the other fields."""
 
     def render_for_engine(self, model: str | None) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays.
@@ -82,10 +84,14 @@ class RequestBody:
         """
         if model is None and not self._loads_weights:
             return [self.content]
-        name = self.model if model is None else model
+        name = self.model if model is None else model  # None: the client gave none, either
+
+        # A short body has decoded fields.
         fields = self._other_fields
-        if isinstance(fields, dict):  # of a short body; a scanned one has pieces of its text
+        if isinstance(fields, dict):
             return [_encode(fields if name is None else {_MODEL: name, **fields})]
+
+        # A scanned body has pieces of its text, between which commas are put.
         if name is not None:
             fields = [b'"model":' + msgspec.json.encode(name), *fields]
         pieces: Pieces = [b"{"]
@@ -149,20 +155,23 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
     """
     if len(content) > SHORT_BODY_BYTES or may_have_media(content):
         return None
+
+    # 1. Decode the object, whose values stay JSON texts, and take the model out of it.
     try:
         if not content.isascii():
             content.decode()  # raises if the text is not UTF-8
         fields = _fields.decode(content)
         field_count = len(fields)
-        # Popped, so that `fields` are those beside the model.
         model = _model_name.decode(fields.pop(_MODEL)) if _MODEL in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_an_object(str(error)) from error
     if field_count > FIELDS_LIMIT:
         raise _too_many_fields()
+
+    # 2. Check schemas, and delete what an engine must not get. The keys are in a list, because fields are deleted.
     loads_weights = False
     schemas = SchemaReader()
-    for key in [key for key in fields if key.casefold() in _READ_FIELDS]:  # a list, because fields are deleted
+    for key in [key for key in fields if key.casefold() in _READ_FIELDS]:
         name = key.casefold()
         if name in SCHEMA_FIELDS:
             schemas.read_field(name, bytes(fields[key]))
@@ -170,6 +179,7 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
         del fields[key]  # another spelling of `model`, or a field that loads weights
         if name != _MODEL:
             loads_weights = True
+
     return RequestBody(content, model, fields, loads_weights=loads_weights, schema_demand=schemas.demand)
 
 
@@ -220,9 +230,11 @@ class _FieldReader:
         self._field_count += 1
         if self._field_count > FIELDS_LIMIT:
             raise _too_many_fields()
-        scanner = self._scanner
+        scanner = self._scanner  # at the value, which is read below
         value_start = scanner.position
         lowered = key.casefold()
+
+        # 1. A field that is left out; of the spellings of `model`, only the usual one counts.
         if lowered == _MODEL or lowered in _FIELDS_THAT_LOAD_WEIGHTS:
             yield from scanner.skip_value()
             self._last_was_kept = False
@@ -231,6 +243,8 @@ class _FieldReader:
             elif key == _MODEL:
                 self.model = _read_model(scanner, value_start)
             return
+
+        # 2. Any other field: check its media and schemas, and keep its range.
         yield from self._media.read_field(lowered)
         if lowered in SCHEMA_FIELDS:
             self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.position]))

@@ -104,15 +104,19 @@ class MediaReader:
             medium: the name of the medium, such as `image_url`.
             name: the name of its member, such as `url`; that of the medium if it is a text itself.
         """
+        # 1. Skip the value; only a text is looked into.
         scanner = self._scanner
         start = scanner.position + 1  # behind the quotation mark
         if scanner.peek() != ord('"'):
             yield from scanner.skip_value()
             return
         yield from scanner.skip_string()
-        # The first bytes of the text, with escaped letters decoded: enough to see the scheme of a URL.
+
+        # 2. Take the first bytes of the text, with escaped letters decoded: enough to see the scheme of a URL.
         begin_end = min(start + _START_BYTES, scanner.position - 1)  # before the closing quotation mark
         begin = _ESCAPE.sub(_unescape, bytes(scanner.text[start:begin_end]))
+
+        # 3. Decide by the name and the beginning.
         if name.endswith(("url", "uri")):
             is_remote = not begin.lower().startswith(b"data:")
         else:

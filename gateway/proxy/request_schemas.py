@@ -108,13 +108,14 @@ class SchemaReader:
         and the root of the schema that it lies in, to which references are relative; None outside of a schema.
         """
         finished: set[int] = set()  # schemas whose references lead to an end, by their id
-        pending: list[tuple[str, Any, Any]] = [(field, value, None)]
+        pending: list[tuple[str, Any, Any]] = [(field, value, None)]  # keys, nodes and roots that are left
         count = 0
         while pending:
             key, node, root = pending.pop()
             count += 1
             if count > MOST_OBJECTS:
                 raise errors.invalid_schema(field, f"it has more than {MOST_OBJECTS} objects and arrays")
+
             if isinstance(node, str) and key in _TEXTS:  # a pattern or a grammar
                 if key == _PATTERN and field not in _TOOLS:
                     self.demand = self.demand._replace(has_pattern=True)
@@ -127,6 +128,8 @@ class SchemaReader:
                 has_inner_schema = key == "json_schema" and "schema" in node
                 if root is None and key in _ROOTS and not has_inner_schema:
                     root = node
+
+                # Check this object, and look into its members later.
                 self._read_bounds(field, node)
                 _check_choices(field, node, root, finished)
                 for name, item in node.items():
@@ -140,7 +143,8 @@ class SchemaReader:
         1. `minItems` and `maxItems`, and those of lengths: a grammar repeats an item or a character so often.
         2. `minimum` and `maximum`: an open end beside a very large number is what llama.cpp cannot count.
         """
-        for names in _BOUNDS:  # the names of the least and of the most
+        # 1. _BOUNDS: pairs of names, such as minItems and maxItems; bounds: the one or two that are stated
+        for names in _BOUNDS:
             least, most = (schema.get(name) for name in names)
             bounds = [bound for bound in (least, most) if isinstance(bound, _NUMBERS)]
             if not bounds:
@@ -150,7 +154,8 @@ class SchemaReader:
                 problem = f"{names[0]} is above {names[1]}, or one of them is below 0 or above {_LARGEST_BOUND}"
                 raise errors.invalid_schema(field, problem)
             self._count_repetitions(field, int(max(bounds)), _WORK_OF_A_REPETITION)
-        # The values of minimum and exclusiveMinimum, and those of maximum and exclusiveMaximum.
+
+        # 2. lower: the values of minimum and exclusiveMinimum; upper: those of maximum and exclusiveMaximum
         lower, upper = (
             [schema[name] for name in names if isinstance(schema.get(name), _NUMBERS)] for names in (_LOWER, _UPPER)
         )
@@ -175,6 +180,7 @@ class SchemaReader:
                 raise errors.invalid_schema(field, f"it has more than {MOST_OBJECTS} brackets and repetitions")
             if sign[0] in "*+?":  # the expression finds these only if there are 17 or more
                 raise errors.invalid_schema(field, "it has many signs of repetition in a row")
+
             if sign == "(":
                 group_products.append(1)
             elif sign == ")":  # a repetition behind it repeats all in the group
@@ -187,6 +193,7 @@ class SchemaReader:
                 self._count_repetitions(
                     field, repetitions, _WORK_OF_A_REPETITION + _measure_symbol(text, match.start())
                 )
+
             if sign[0] in "){":  # another repetition may follow, which multiplies the product
                 group_products[-1] = max(group_products[-1], product)
                 previous_end = match.end()
@@ -291,12 +298,15 @@ def _leads_to_itself(schema: Any, root: Any, path: set[int], finished: set[int])
         return False
     if id(schema) in path:
         return True
+
+    # Follow each schema that stands for this one.
     path.add(id(schema))
     followed = [_resolve(root, schema.get("$ref"))]
     for name in ("allOf", *_CHOICES):
         choices = schema.get(name)
         followed += choices if isinstance(choices, list) else []
     leads = any(_leads_to_itself(choice, root, path, finished) for choice in followed)
+
     path.discard(id(schema))  # two ways to one schema are no loop; only a way back to one above is
     finished.add(id(schema))
     return leads

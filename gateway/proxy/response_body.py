@@ -154,20 +154,19 @@ class TokenStream(ResponseBody):
 
     def __init__(self, model: str, engine_model: str | None = None, route: str = "") -> None:
         self._route = route
-        self._last_events = b""
-        """The last events that were counted; with them an engine says that it has failed, or that all has come."""
         self._model = model
         # The field `model` with its value: as the client gets it, and as the engine most likely sends it, which is
         # empty if that is not known. `_rewrite` replaces the second by the first.
         self._client_field, self._engine_field = _model_fields(model, engine_model)
         self._held_back = bytearray()
         """The incomplete line; the beginning of a long one has been passed on."""
-        self._reported = TokenCount()
-        """The engine's own count of tokens."""
-        self._text_events = 0
-        """The number of events with generated text, which counts the tokens where the engine does not."""
-        self._uncounted: list[bytes] = []
-        """Lines that are looked through when a count is asked for: the client gets them first."""
+
+        # The count, which `_count_tokens` brings up to date when it is asked for: the client gets the lines first.
+        self._uncounted: list[bytes] = []  # lines that are not looked through yet
+        self._reported = TokenCount()  # the engine's own count
+        self._text_events = 0  # the events with generated text, which count the tokens where the engine does not
+        # The last lines that were looked through; in them an engine says that it has failed, or that all has come.
+        self._last_events = b""
 
     @property
     def text_events(self) -> int:
@@ -188,15 +187,20 @@ class TokenStream(ResponseBody):
         The incomplete line at the end is held back, as it may have to be rewritten. One that is longer than the limit
         is passed on in pieces.
         """
+        # 1. No line is complete: hold all of it back, unless that is too much.
         end = chunk.rfind(b"\n") + 1  # of the complete lines; 0: there are none
         if not end and len(self._held_back) + len(chunk) <= LONGEST_LINE_BYTES:
             self._held_back += chunk
             return b""
+
+        # 2. Put what was held back before the chunk.
         if self._held_back:
-            if end:  # the held bytes go before the chunk, so its end moves
+            if end:
                 end += len(self._held_back)
             chunk = self._take_held() + chunk
-        if len(chunk) - end > LONGEST_LINE_BYTES:  # too much of an incomplete line to hold it back
+
+        # 3. Cut the chunk where the last complete line ends, or later if the rest is too much to be held back.
+        if len(chunk) - end > LONGEST_LINE_BYTES:
             end = _find_complete_end(chunk)
         if end < len(chunk):
             self._held_back += chunk[end:]
@@ -209,12 +213,16 @@ class TokenStream(ResponseBody):
         Set `end`, and `unreadable_error` if the client cannot read the engine's error. If the stream was cut off,
         return nothing: half a line is no event.
         """
+        # 1. Take the line that is left, and look at the end of the stream with it. `_count_tokens` appends all lines
+        #    that came since its last call to `_last_events`.
         self._count_tokens()
-        complete_events = self._last_events  # put back below if the line that is left is half a line
+        complete_events = self._last_events
         last_line = self._rewrite(self._take_held()) if self._held_back else b""
         self._count_tokens()
         end = self._read_end(self._last_events)
         self.end, self.unreadable_error = end.end, end.unreadable_error
+
+        # 2. Of a stream that was cut off, that line may be half a line: forget it.
         if end.end is ResponseEnd.CUT_OFF:
             self._last_events = complete_events
             return b""
@@ -407,17 +415,19 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RewrittenJson(body, NO_TOKENS, ResponseEnd.COMPLETE)
 
-    # Decoded apart from the rest, so that another field of an odd type hides no counts.
+    # 1. The counts: decoded apart from the rest, so that another field of an odd type hides none. The fields of
+    #    `response` are JSON texts, empty if they are not there. _NOT_GIVEN: empty, or null
     tokens = TokenCount()
-    if bytes(response.usage) not in _NOT_GIVEN:  # it is there, and not null
+    if bytes(response.usage) not in _NOT_GIVEN:
         _take_over_counts(tokens, b'{"usage":%b}' % response.usage)
     elif response.timings:
         _take_over_counts(tokens, b'{"timings":%b}' % response.timings)
 
+    # 2. The model: the client's name in place of the engine's.
     if response.model:
         body = _replace_model(body, bytes(response.model), msgspec.json.encode(model))
 
-    # Each API has its answer in one of these fields.
+    # 3. The end. Each API has its answer in one of these fields.
     contents = (response.choices, response.data, response.results, response.output, response.content)
     is_error = bytes(response.error) not in _NOT_GIVEN and not any(contents)
     end = judge_error_in_body(response.error) if is_error else ResponseEnd.COMPLETE
@@ -450,6 +460,9 @@ def _take_over_counts(tokens: TokenCount, body: bytes) -> None:
         event = _event.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
+
+    # 1. `usage`, of the event itself and of the object within it. OpenAI says prompt and completion tokens; Anthropic
+    #    and the responses API say input and output tokens.
     nested = event.response or event.message
     for usage in (event.usage, nested.usage if nested else None):
         if usage:
@@ -459,6 +472,8 @@ def _take_over_counts(tokens: TokenCount, body: bytes) -> None:
             for generated in (usage.completion_tokens, usage.output_tokens):
                 if generated is not None:
                     tokens.generated = generated
+
+    # 2. `timings`: tokens of the prompt that were read now or were cached, and those that were generated.
     if event.timings and not event.usage:
         tokens.prompt = event.timings.prompt_n + event.timings.cache_n
         tokens.generated = event.timings.predicted_n

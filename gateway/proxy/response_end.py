@@ -121,31 +121,45 @@ def read_stream_end(tail: bytes, route: str) -> StreamEnd:
 
     Quotation marks and ends of lines are escaped in generated text, so no text looks like an event.
     """
-    if b"error" in tail:
-        event_name = b""
-        lines = tail.splitlines()
-        if len(tail) >= STREAM_END_BYTES:
-            del lines[0]  # it was cut, and may begin in a text of the client
-        for line in lines:
-            name, _, value = line.partition(b":")
-            value = value.strip()
-            if name == b"event":
-                event_name = value
-            elif name == b"error":
-                return StreamEnd(judge_error_in_body(value), unreadable_error=value)
-            elif name == b"data" and (error := _find_error(value, is_error_event=event_name == b"error")):
-                # Anthropic's clients look for an event of this name, and OpenAI's for an `error` within the data.
-                is_within_data = error != value
-                is_readable = event_name == b"error" if route == "messages" else is_within_data
-                return StreamEnd(judge_error_in_body(error), unreadable_error=b"" if is_readable else error)
+    # 1. An error
+    if b"error" in tail and (failed_end := _read_failed_end(tail, route)) is not None:
+        return failed_end
+
+    # 2. The end mark, looked for in the last bytes first, which mostly is enough. None: the API has no mark
     mark = _END_MARKS.get(route)
-    # The last bytes are searched first, which mostly is enough.
     if mark is None or mark.pattern.search(tail, len(tail) - _MARK_BYTES) or mark.pattern.search(tail):
         return StreamEnd(ResponseEnd.COMPLETE)
+
+    # 3. and 4. The reason, such as `"finish_reason": "stop"`; it is null as long as the model goes on.
     reasons = mark.reasons.findall(tail)
-    if reasons and reasons[-1] == b'"':  # a text and not null: the model has said why it stopped
+    if reasons and reasons[-1] == b'"':
         return StreamEnd(ResponseEnd.COMPLETE, missing_mark=mark.event)
     return StreamEnd(ResponseEnd.CUT_OFF)
+
+
+def _read_failed_end(tail: bytes, route: str) -> StreamEnd | None:
+    """Return how a stream has ended that has an error in one of its last events; None: it has none.
+
+    `unreadable_error` is set if the error is not in the form that clients of the API read.
+    """
+    lines = tail.splitlines()
+    if len(tail) >= STREAM_END_BYTES:
+        del lines[0]  # it was cut, and may begin in a text of the client
+
+    event_name = b""  # a line `event:` names the event whose `data:` follows
+    for line in lines:
+        name, _, value = line.partition(b":")
+        value = value.strip()
+        if name == b"event":
+            event_name = value
+        elif name == b"error":  # a line of its own, which no client reads
+            return StreamEnd(judge_error_in_body(value), unreadable_error=value)
+        elif name == b"data" and (error := _find_error(value, is_error_event=event_name == b"error")):
+            # Anthropic's clients look for an event of this name, and OpenAI's for an `error` within the data.
+            is_within_data = error != value
+            is_readable = event_name == b"error" if route == "messages" else is_within_data
+            return StreamEnd(judge_error_in_body(error), unreadable_error=b"" if is_readable else error)
+    return None
 
 
 def render_error_event(error: RequestError, route: str) -> bytes:

@@ -79,11 +79,12 @@ class ResponsesStream(TokenStream):
             self._event_name = data.strip()
         if name != b"data":
             return line
+
         try:
             event = _event.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             if len(line) <= LONGEST_LINE_BYTES // 2:
-                return line
+                return line  # it cannot be read, and stays as it is
             # The first piece of an event that is too long to be held back: only its name is known, by an earlier line.
             # The piece was longer than the limit, and may be a little shorter now by the client's name of the model.
             # UNSET as its number makes `_complete_event` add one; else it is taken to have the next one.
@@ -96,20 +97,24 @@ class ResponsesStream(TokenStream):
 
         Kept for later are the next number, the response's id and error, and the type of an event that ends it.
         """
-        missing = b""
+        # 1. The number: its own, or the next one. UNSET: the event lacks the field
+        missing = b""  # fields as JSON text, each with a comma behind it
         if event.sequence_number is UNSET:
             missing = b'"sequence_number":%d,' % self._next_number
             self._next_number += 1
             self._lacks_numbers = True
         else:
             self._next_number = event.sequence_number + 1
+
+        # 2. The response, of events that have it, and the last event.
         if event.response:
             self._response_id = event.response.id or self._response_id
             self._response_error = bytes(event.response.error)
         if event.type in _LAST_EVENTS:
             self._last_type = event.type
-        elif event.item or event.item_id:
+        elif event.item or event.item_id:  # an event of an item of the output
             missing += self._place_event(event)
+
         begin, brace, rest = line.partition(b"{")
         return begin + brace + missing + rest if missing else line
 
@@ -119,13 +124,16 @@ class ResponsesStream(TokenStream):
         They are the place of the item in the output, the place of the part in the item, and the list that libraries
         expect in events of text. A new item gets the next place, which is remembered by its id.
         """
+        # 1. Find the place of the item. An event with a new item adds it; one that only names an unknown item belongs
+        #    to the last one.
         item_id = ((event.item.id or event.item.call_id) if event.item else event.item_id) or ""
         place = self._item_places.get(item_id)
         if place is None:
-            # An event that has its item adds it; another one of an unknown item belongs to the last one.
             place = len(self._item_places) if event.item else max(0, len(self._item_places) - 1)
             if event.item and place < _MOST_ITEMS:
                 self._item_places[item_id] = place
+
+        # 2. Write the fields that the event lacks (UNSET).
         missing = b'"output_index":%d,' % place if event.output_index is UNSET else b""
         if event.content_index is UNSET and event.type.startswith(_EVENTS_OF_A_PART):
             missing += b'"content_index":0,'  # an engine that numbers no parts gives each item one

@@ -12,6 +12,7 @@ from gateway.proxy.request_queue import RequestQueue
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
+    from gateway.proxy.response_body import TokenCount
 
 
 class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_finished"):
@@ -100,9 +101,12 @@ class Service:
         is_lone = self._lone_request is request
         if is_lone:
             self._lone_request = None
+
+        # A number of tokens is None if the engine did not report it.
         seconds = time.monotonic() - request.arrived
-        tokens = request.tokens  # as the engine reported them; None: it did not
+        tokens = request.tokens
         prompt, generated = tokens.prompt or 0, tokens.generated or 0
+
         metrics = self.metrics
         metrics.requests[request.route, request.status] += 1
         if request.error:
@@ -110,10 +114,16 @@ class Service:
         metrics.request_seconds.observe(seconds)
         metrics.prompt_tokens += prompt
         metrics.generated_tokens += generated
+
         # Without the first token: the time is that from the first to the last.
         if is_lone and not request.error and generated > 1 and (lone_seconds := request.generation_seconds) is not None:
             metrics.lone_tokens += generated - 1
             metrics.lone_seconds += lone_seconds
+
+        self._log_request(request, seconds, tokens)
+
+    def _log_request(self, request: "InferenceRequest", seconds: float, tokens: "TokenCount") -> None:
+        """Log a request that took so many seconds in all; the line is written with those of other requests."""
         first_token_seconds = request.first_token_seconds
         log.add(
             RequestRecord(
@@ -126,7 +136,7 @@ class Service:
                 tokens_in=tokens.prompt,
                 tokens_out=tokens.generated,
                 request_id=request.request_id,
-                timestamp="",
+                timestamp="",  # set when the line is written
                 level="info",
                 error=request.error,
             )

@@ -45,22 +45,22 @@ class UpstreamRequest:
         self._exchange = request.exchange
         self._service = service
         self._pool = shared.pool
+
         # The health of the backend is judged by its answers, of which this is one.
         self._backend_past = shared.health.observe_backend(backend.uid)
         self._progress = self._backend_past.expect_answer(request.body.content, time.monotonic())
-        self._task: asyncio.Task[None] | None = None
-        """Makes a new connection, and sends the request over it."""
-        self._connection: UpstreamConnection | None = None
-        """From the moment when the request is sent to the end of the response."""
+
+        # The way to the backend. A connection is stale if the backend had closed it before the request came.
+        self._task: asyncio.Task[None] | None = None  # makes a new connection, and sends the request over it
+        self._connection: UpstreamConnection | None = None  # from the sending to the end of the response
         self._cancelled = False  # by `cancel`; then nothing is sent again
-        self._was_repeated = False
-        """The request was sent again, because the first connection was stale."""
-        self._response: ResponseBody = _NO_RESPONSE
-        """Rewrites the body of the response."""
-        self._fields = b""
-        """The header fields of the response to the client."""
-        self._last_piece = b""
-        """The last piece, which is sent with the end."""
+        self._was_repeated = False  # the request was sent again, because the first connection was stale
+
+        # The response to the client, from `take_head` on.
+        self._response: ResponseBody = _NO_RESPONSE  # rewrites the body
+        self._fields = b""  # the lines of the header fields
+        self._last_piece = b""  # the last piece of the body, which is sent with the end
+
         # Measures of a stream, in which about each event with text is one token.
         self._text_events = 0  # so far, as `_response` counts them
         self._first_token_at = self._last_token_at = 0.0
@@ -141,8 +141,9 @@ class UpstreamRequest:
     def _send_over(self, connection: UpstreamConnection) -> None:
         """Send head and body over `connection`, with the engine's own name for the model and its key."""
         request = self._request
-        body = request.body.render_for_engine(self.backend.model)
+        body = request.body.render_for_engine(self.backend.model)  # in pieces
         length = len(body[0]) if len(body) == 1 else sum(map(len, body))
+
         # A sum of bytes takes less than half of the time of formatting when the processor's caches are cold.
         head = (
             request.head.forwarded
@@ -196,7 +197,7 @@ class UpstreamRequest:
         The response begins at once or, if its form may turn out to be an error (such as a JSON object), with the first
         data. Once it has begun, its last piece is held back, and sent together with its end.
         """
-        data = self._response.feed(piece) if piece else b""
+        data = self._response.feed(piece) if piece else b""  # empty if all of it is held back
         exchange = self._exchange
         if exchange.started:
             if self._connection and self._connection.is_response_complete:
@@ -244,8 +245,11 @@ class UpstreamRequest:
         * A stream without its last event: the client gets an error as its last event, or the connection is broken off.
         * Else the rest is sent; if it has an error in a form that the client cannot read, that is added in its form.
         """
+        # 1. Take the end of the body; `finish` sets `failed`, `end` and `unreadable_error` of the response.
         request, exchange, response = self._request, self._exchange, self._response
-        last_data = self._last_piece + response.finish()  # sets `failed`, `end` or `unreadable_error`
+        last_data = self._last_piece + response.finish()
+
+        # 2. The cases in which the client gets an error instead of the end.
         if response.failed and not exchange.started:  # the body is an error, of which nothing was sent
             request.send_error(self._translate_error(response, last_data))
             return
@@ -253,6 +257,8 @@ class UpstreamRequest:
             exchange.write(last_data)
             self._break_off("its stream ended before the last event")
             return
+
+        # 3. Send the end; `request.end` records the request, and comes before it.
         self._note_end(response)
         if response.unreadable_error:
             name, engine = self._service.config.name, self.backend.engine
@@ -284,15 +290,20 @@ class UpstreamRequest:
         It may show that the engine cannot serve any request ("sick"), that it failed on this one ("failure"), or
         nothing of the engine. An error that was sent under a status of success gets 400 or 500, by who is to blame.
         """
+        # 1. Its status. The outcome names the failure in the health of the backend.
         request, engine = self._request, self.backend.engine
-        status, outcome = request.status, str(request.status)  # the outcome names the failure in the health
+        status, outcome = request.status, str(request.status)
         if status < _FIRST_ERROR_STATUS:
             status, outcome = _error_status(response), ResponseEnd.FAILED.value
+
+        # 2. What it shows, by the table of errors that are known of this engine.
         lesson = judge_error(find_runtime(engine).errors, status, read_error(body).text).lesson
         if lesson == "sick":
             self._backend_past.note_fatal_failure(self._progress, outcome)
         elif lesson == "failure":
             self._note_failure(outcome)
+
+        # 3. The error for the client. A temporary one says when to try again.
         error = errors.translate_engine_error(status, body, self._service.config.name, engine)
         if error.status in _TEMPORARY_ERRORS and isinstance(response, ErrorResponse):
             error.headers["Retry-After"] = response.retry_after
@@ -305,12 +316,15 @@ class UpstreamRequest:
 
         While the client does not read, the backend has to wait, so its pauses are not held against it.
         """
+        # 1. The data, for the health of the backend.
         now = time.monotonic()
         total_events = self._response.text_events
         self._backend_past.note_data(self._progress, now)
         self._progress.waits_for_client = self._exchange.is_blocked
         self._was_blocked |= self._exchange.is_blocked
-        new_events = total_events - self._text_events  # one read of the socket may bring several tokens
+
+        # 2. The tokens, for the metrics: an event with text is about one. One read of the socket may bring several.
+        new_events = total_events - self._text_events
         if not new_events:
             return
         if self._text_events:
