@@ -122,6 +122,7 @@ def choose_accelerators(
     names = list_candidates(service, model, table, settings.vendors)
     if not names:
         return None
+
     # The last choice stays, with the problem, if nothing can be chosen now.
     last = service.status.choice or AcceleratorChoice()
     last_choice = ChosenAccelerators(shares=last.accelerators, inputs=last.inputs, probing_since=last.probing_since)
@@ -132,6 +133,7 @@ def choose_accelerators(
         return last_choice._replace(problem=ServiceProblem(UNKNOWN_POOL, message, "Pending"))
     if rooms is None:
         return last_choice._replace(problem=ServiceProblem(*CHOICE_OUT_OF_SCOPE, "Failed"))
+
     checked = [
         check_candidate(
             snapshot.store,
@@ -145,11 +147,11 @@ def choose_accelerators(
         )
         for name in names
     ]
+
     # The status lists the speeds on all accelerators, whatever is chosen.
     last_choice = last_choice._replace(speeds=sort_speeds(speed for candidate in checked for speed in candidate.speeds))
     if all(candidate.problem is not None for candidate in checked):
-        model_problem = checked[0].model_problem
-        return last_choice._replace(problem=_join_problems(checked), model_problem=model_problem)
+        return last_choice._replace(problem=_join_problems(checked), model_problem=checked[0].model_problem)
     return _choose_when_measured(snapshot, service, checked, last_choice, settings=settings, rooms=rooms, probes=probes)
 
 
@@ -169,19 +171,23 @@ def _choose_when_measured(
     2. A service without replicas waits while Jobs measure the speeds by which it is going to choose.
     3. Then the room decides, and the speed.
     """
+    # 1. The room of each accelerator that could run a replica; None: the queue has not counted it yet.
     prospects = {candidate.accelerator: candidate.prospect for candidate in checked if candidate.prospect is not None}
     candidate_rooms = {accelerator: rooms.count(prospect) for accelerator, prospect in prospects.items()}
     if None in candidate_rooms.values():
-        # None: the room is not counted yet. A new leader keeps to the last choice until the first round of the queue,
-        # in which all that waits is planned; then each service is enqueued.
+        # A new leader keeps to the last choice until the first round of the queue, in which all that waits is planned;
+        # then each service is enqueued.
         if last_choice.shares:
             return last_choice._replace(watched=prospects)
         problem = ServiceProblem("Choosing", "waiting for the first round of the queue", "Progressing")
         return last_choice._replace(problem=problem, watched=prospects)
-    # The replicas that exist, by accelerator. Only a service without any waits for measurements.
+
+    # 2. The replicas that exist, by accelerator. Only a service without any waits for measurements.
     counts = count_replicas(snapshot, service, settings.vendors)
     if not counts and (wait := _find_wait(snapshot, service, last_choice, candidate_rooms, probes)) is not None:
         return wait
+
+    # 3. Choose by the room and the speed.
     chosen = _choose_by_room(snapshot, service, checked, candidate_rooms, counts=counts, rooms=rooms)
     return chosen._replace(speeds=last_choice.speeds, probing_since=last_choice.probing_since)
 
@@ -201,10 +207,13 @@ def _find_wait(
     # With pools, their order decides, and no speed.
     if probes is None or last_choice.shares or not wanted_replicas(service) or service.spec.scheduling.pools:
         return None
+
     # Classes of the nodes and hosts, such as nvidia-l4x1, that could run a replica if nothing else ran there.
     known_rooms = (room for room in candidate_rooms.values() if room is not None)
     usable_classes = frozenset[str]().union(*(room.device_classes for room in known_rooms))
     unmeasured_classes = list_unmeasured(last_choice.speeds, usable_classes)
+
+    # Wait while a Job measures one of them, and no longer than the limit.
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     wait = wait_for_probes(key, unmeasured_classes, last_choice.probing_since, snapshot.now, probes)
     if wait is None:
@@ -231,15 +240,8 @@ def _choose_by_room(
     `BETTER_SECONDS`. Without pools, the speed decides.
     """
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
-    candidates = [
-        _describe_candidate(
-            snapshot,
-            candidate,
-            candidate_rooms.get(candidate.accelerator) or _NO_ROOM,
-            counts.get(candidate.accelerator, NO_REPLICAS),
-        )
-        for candidate in checked
-    ]
+    # A candidate is an accelerator with its free room, and with the replicas of the service that are there.
+    candidates = [_describe_candidate(snapshot, candidate, candidate_rooms, counts) for candidate in checked]
 
     # 1. Sort the candidates, the preferred one first; the table of accelerators decides between equal speeds.
     has_pools = bool(service.spec.scheduling.pools)
@@ -266,6 +268,7 @@ def _choose_by_room(
         for candidate in candidates
         if has_pools and candidate.accelerator in watched and candidate.room and not candidate.is_better
     ]
+
     return ChosenAccelerators(
         shares=list_shares(candidates, chosen),
         inputs=inputs,
@@ -279,7 +282,10 @@ def _choose_by_room(
 
 
 def _describe_candidate(
-    snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom, counts: ReplicaCounts
+    snapshot: Snapshot,
+    checked: CheckedCandidate,
+    candidate_rooms: Mapping[str, CandidateRoom | None],
+    counts: Mapping[str, ReplicaCounts],
 ) -> Candidate:
     """Return what `choose` reads of an accelerator: its free room, its replicas, and their speed there.
 
@@ -287,6 +293,10 @@ def _describe_candidate(
     replicas that have waited there for `SETTLE_SECONDS`, so that they may go elsewhere.
     """
     problem = checked.problem
+    # An accelerator with a problem has no room.
+    room = candidate_rooms.get(checked.accelerator) or _NO_ROOM
+    replicas = counts.get(checked.accelerator, NO_REPLICAS)
+    # The speeds on the device classes that the service accepts; 0: unknown.
     accepted = [float(speed.tokens_per_second or 0) for speed in checked.speeds if speed.refusal is None]
     return Candidate(
         checked.accelerator,
@@ -294,9 +304,9 @@ def _describe_candidate(
         room=room.replicas,
         could_run=room.could_run,
         lack=room.lack[:MESSAGE_LENGTH],
-        running=counts.running,
-        ready=counts.ready,
-        settled=counts.count_settled(snapshot.now, SETTLE_SECONDS),
+        running=replicas.running,
+        ready=replicas.ready,
+        settled=replicas.count_settled(snapshot.now, SETTLE_SECONDS),
         # If no class with room has a known speed, the fastest class counts that the service accepts.
         tokens_per_second=room.tokens_per_second or max(accepted, default=0.0),
     )
@@ -324,6 +334,7 @@ def _join_problems(checked: Sequence[CheckedCandidate]) -> ServiceProblem:
     first = problems[0][1]
     if all(problem == first for _, problem in problems):
         return first
+
     message = "; ".join(f"{name}: {problem.message}" for name, problem in problems)
     is_final = all(problem.phase == "Failed" for _, problem in problems)
     return ServiceProblem(

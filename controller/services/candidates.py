@@ -47,8 +47,11 @@ def list_candidates(
     stated = accelerator_of(service, model) if model is not None else service.spec.hardware.accelerator
     of_pools = dict.fromkeys(table.find_accelerator(name) for name in service.spec.scheduling.pools)
     of_pools.pop("", None)  # find_accelerator returns "" for a pool that does not exist
+
+    # `auto`: those of its pools, else all that have devices.
     if stated == AUTO_ACCELERATOR:
         return tuple(of_pools) if of_pools else tuple(name for name, vendor in vendors.items() if vendor.has_devices)
+
     # Pools of other accelerators than that of the Model are a choice, unless the service itself states one.
     if service.spec.hardware.accelerator is None and of_pools.keys() - {stated}:
         return tuple(of_pools)
@@ -106,7 +109,9 @@ def check_candidate(
     already, because they are fetched to a volume only after the accelerator is chosen.
     """
     table = read_pools(store, settings.vendors)
-    service = state_accelerator(service, accelerator, table, 1)
+    service = state_accelerator(service, accelerator, table, replicas=1)
+
+    # 1. Check the service as if it stated this accelerator, and as if its weights were fetched.
     # Companions are the further Models of a service, such as a draft model.
     assumed_model = _assume_weights(model) if model is not None else None
     assumed_companions = [
@@ -115,6 +120,8 @@ def check_candidate(
     ]
     replica = check_replica(store, service, assumed_model, assumed_companions, settings, has_claims=has_claims)
     problem = replica.checked.problem or _refuse_unqueued_pods(service, replica, settings)
+
+    # 2. Without a problem, describe the replica to the queue, with its speeds.
     pools = service.spec.scheduling.pools or table.list_pools(accelerator)
     prospect = None if problem is not None else _build_prospect(service, replica, tuple(pools), settings)
     speeds: tuple[ClassSpeed, ...] = ()
@@ -124,6 +131,7 @@ def check_candidate(
         # The queue reads the speeds from the unit, which is what it places: they say where it may be, and where better.
         profile = read_speeds(speeds, service.spec.placement)
         prospect = prospect._replace(unit=replace(prospect.unit, speeds=profile))
+
     return CheckedCandidate(accelerator, problem, replica.checked.model_problem, prospect, speeds)
 
 
@@ -135,6 +143,7 @@ def _assume_weights(model: Model) -> Model:
     cached = find(model.status.conditions, _CACHED)
     if cached is None or cached.status == "True" or model.spec.cache.scope == "node":
         return model
+
     conditions = [
         replace(condition, status="True") if condition.type == _CACHED else condition
         for condition in model.status.conditions
@@ -200,7 +209,7 @@ def _build_unit(
     metadata, is_process = service.metadata, isinstance(requirement, HostRequirement)
     return Unit(
         key=UnitKey("process" if is_process else "pod", metadata.namespace, metadata.name),
-        uid="",
+        uid="",  # the API server gives it one later
         service=ObjectKey(metadata.namespace, metadata.name),
         priority=service.spec.priority,
         # It does not exist yet, so all that wait are before it.

@@ -69,6 +69,7 @@ def check_replica(
     """
     accelerator = preconditions.decided_accelerator(service, model)
     devices = find_device_sizes(store, accelerator) if accelerator is not None else DeviceSizes()
+    # Spec, Models and memory; `checked.served` is None if there is a problem.
     checked = preconditions.check_service(
         service,
         model,
@@ -77,6 +78,7 @@ def check_replica(
         largest_device_bytes=devices.largest_bytes,
         has_claims=has_claims,
     )
+
     # A limit of the controller is reported before any other problem.
     out_of_scope = refuse_hosts(accelerator, settings.vendors, settings.limits) if accelerator is not None else None
     # `refuse` takes the Models to serve out of the outcome, and puts this problem in place of its own.
@@ -108,6 +110,8 @@ def _refuse_pools(
     names = service.spec.scheduling.pools
     if not names:
         return None
+
+    # Each pool must exist, and have hardware of this accelerator.
     table = read_pools(store, settings.vendors)
     offered = f"use {' or '.join(table.list_pools(accelerator))}"
     for name in names:
@@ -122,6 +126,8 @@ def _refuse_pools(
                 f"spec.scheduling.pools names {name}, which has accelerator {actual}, not {accelerator}: {offered}"
             )
             return ServiceProblem("InvalidSpec", message, "Failed")
+
+    # The queue must place the replicas. Those on hosts always go by it.
     vendor = settings.vendors.get(accelerator)
     mode = service.spec.scheduling.mode or settings.scheduling_mode
     if vendor is not None and vendor.in_pods and mode == "Native":

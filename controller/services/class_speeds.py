@@ -56,6 +56,8 @@ def assess_classes(
     if is_memory_stated(served):
         workload = workload._replace(stated_bytes=served.model.spec.stated_bytes)
     active_share = find_active_share(served.model)  # the part of its parameters that one token uses
+
+    # Assess each class with as many devices as one replica has.
     speeds = []
     for serving_devices in classes:
         devices = serving_devices._replace(
@@ -105,6 +107,8 @@ def _describe_class(
     # The fit counts all memory of the devices, not only what is free now; the speed is that of the estimate.
     level = fit.level_if_idle if fit is not None else None
     estimated = fit.speed if fit is not None else None
+
+    # The speed: as measured, else as estimated, with its range; None: unknown.
     speed, low, high = None, None, None
     source: SpeedSource | None = None
     measurements: int | None = None
@@ -113,15 +117,19 @@ def _describe_class(
     elif estimated is not None:
         low, speed, high = estimated.generation  # tokens a second
         source, measurements = _SOURCES[estimated.method], estimated.measurements or None
+
+    # Why the service does not accept the class: first the speed, then the fit.
     least = demands.min_tokens_per_second
     refusal: SpeedRefusal | None = None
     if least is not None and (speed is None or speed < least):
         refusal = "SpeedUnknown" if speed is None else "TooSlow"
+
     # The default "marginal" refuses no class: a replica fits wherever enough memory is free.
     if demands.min_fit != "marginal":
         is_too_tight = level is None or FIT_LEVELS.index(level) > FIT_LEVELS.index(demands.min_fit)
         if is_too_tight and refusal is None:
             refusal = "TooTight"
+
     return ClassSpeed(
         device_class=device_class,
         tokens_per_second=_format(speed),
@@ -182,20 +190,25 @@ class SpeedAssessor:
         vendor = self._vendors.get(accelerator or "")
         if accelerator is None or vendor is None or served is None:
             return ()
+
+        # The devices that one replica requests.
         request = request_devices(service, vendor) if vendor.in_pods else NO_DEVICES
         # A request without a resource asks for no device, or claims devices.
         if request.resource not in {None, vendor.resource, vendor.shared_resource}:
             return ()  # a partition of a device: the classes are those of whole devices
+
+        # All that the speeds follow from.
         model_hash = hash_model(served.model, served.runtime, service.spec)
         records = self._measured.list_classes(model_hash, key.namespace)
         classes = self._list_classes(accelerator)
         corrections = self._measured.corrections.select(key.namespace)
-        # By class, how far measurements of other models differed from their estimates.
+        # For each class, how far measurements of other models differed from their estimates.
         class_corrections = tuple(
             corrections.find(devices.vendor, scale_class(devices.device_class, request.number), served.runtime)
             for devices in classes
         )
         inputs = (served, service.spec, request.number, classes, records, class_corrections)
+
         # _assessed has the last inputs and the speeds that followed, by service and then by accelerator.
         assessed = self._assessed.setdefault(key, {})
         last_inputs, speeds = assessed.get(accelerator, (None, ()))

@@ -35,9 +35,12 @@ def find_replica_class(
         place: the name of the node or host of the replica.
         vendors: the table of accelerators.
     """
+    # 1. On a host, the class is that of its hardware.
     names = [accelerator for accelerator in accelerators if accelerator in vendors]
     if METAL in names and (host := snapshot.read(METAL_HOSTS, ObjectKey("", place), MetalHost)) is not None:
         return find_host_class(host)
+
+    # 2. On a node, it is that of devices, else that of the processor.
     node = snapshot.get(NODES, ObjectKey("", place))
     if node is None:
         return None
@@ -45,6 +48,7 @@ def find_replica_class(
     for name in names:
         if vendors[name].resource is not None and (device_class := find_node_class(service, name, vendors[name], node)):
             return device_class
+
     may_use_processor = any(vendors[name].resource is None and vendors[name].in_pods for name in names)
     return _find_processor_class(snapshot, service, node) if may_use_processor else None
 
@@ -65,11 +69,15 @@ def find_node_class(service: InferenceService, accelerator: str, vendor: Vendor,
     devices = request_devices(service, vendor)
     product = labels.get(vendor.product_label or "", "")
     allocatable: dict[str, str] = node["status"]["allocatable"]
+
     # A request has a `resource` for devices of a device plugin, and a `need` for devices that it claims.
     if not product or devices.resource is None or not devices.number or devices.need is not None:
         return None
+
+    # Without such devices on the node, or if pods share them (`read_share`), there is no class.
     if allocatable.get(devices.resource, "0") == "0" or read_share(accelerator, vendor, labels) is not None:
         return None
+
     # A partition of a device has a resource of its own, such as nvidia.com/mig-1g.10gb.
     partition = "" if devices.resource == vendor.resource else devices.resource.rpartition("/")[2]
     return name_device_class(accelerator, product, devices.number, partition)

@@ -84,20 +84,28 @@ def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> Servi
     name, status = pod["metadata"]["name"], pod.get("status", {})
     if is_gated(pod):
         return ServiceProblem(QUEUED, f"pod {name} waits for the queue", "WaitingForGPU")
+
+    # The scheduler has found no node for it.
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             reason = condition.get("reason") or "Unschedulable"
             if reason == SCHEDULING_GATED and not pod["spec"].get("schedulingGates"):
                 continue  # it was let go a moment ago, and the scheduler has not looked at it since
             return ServiceProblem(reason, f"pod {name}: {condition.get('message', 'no node fits')}", "Pending")
+
+    # A container cannot start.
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason") in _BROKEN:  # it cannot start, or ends again and again
             ended = _describe_last_end(container, memory)
             return ServiceProblem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
+
+    # A container has ended, and is started again.
     for container in status.get("containerStatuses", []):
         if ended := _describe_last_end(container, memory):
             return ServiceProblem("Restarting", f"pod {name}: {ended}", "Progressing")
+
+    # A container runs, and is not ready.
     for container in status.get("containerStatuses", []):
         if "running" in container.get("state", {}) and not container.get("ready"):
             return _diagnose_unready(pod, container)
@@ -111,7 +119,10 @@ def _diagnose_unready(pod: Obj, container: Obj) -> ServiceProblem:
     if subject == PROXY_CONTAINER:
         # It is not ready as long as its engine is not, whose log says why; Ollama's progress is in that of the proxy.
         subject, option = "the engine", "--all-containers"
+
     logs = f"`kubectl logs -n {pod['metadata']['namespace']} {name} {option}`"
+
+    # It was ready before if it became unready after its start; times in this form sort as text.
     started_at = container["state"]["running"].get("startedAt", "")
     unready_since = [
         condition.get("lastTransitionTime", "")
@@ -174,8 +185,11 @@ def diagnose_process(
     status, host = process.status, process.spec.host_name
     if status.phase == "Ready":
         return None
+
     if host is None:
         return _diagnose_unbound(process, capacities, siblings, advise, requirement)
+
+    # It has a host, whose agent reports its phase.
     if status.phase == "Failed":
         return ServiceProblem(status.reason or "ProcessFailed", f"host {host}: {status.message}", "Failed")
     if status.phase == "Fetching":
@@ -212,10 +226,11 @@ def _list_closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[
         capable: hosts that could run the replica.
         short_hosts: names of the hosts that move a replica of the service away because they are short of memory.
     """
-    closed = []
+    # The hosts with each reason; one may have several.
     cordoned = [capacity.host for capacity in capable if capacity.is_cordoned]
     paused = [capacity for capacity in capable if capacity.pause and not capacity.is_cordoned]
     flapping = [capacity for capacity in capable if capacity.distrust]
+
     # A host counts as short of memory only if it is neither cordoned, nor paused, nor flapping.
     named_for_another_reason = {*cordoned, *(capacity.host for capacity in (*paused, *flapping))}
     short = [
@@ -223,20 +238,23 @@ def _list_closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[
         for capacity in capable
         if capacity.host not in named_for_another_reason and (capacity.short_of_memory or capacity.host in short_hosts)
     ]
+
+    # One entry for each reason.
+    closed = []
     if short:
         state = f"host {short[0]} is short of memory and accepts nothing until it has recovered"
-        closed.append(_ClosedHosts(MEMORY_PRESSURE, state, "free memory there"))
+        closed.append(_ClosedHosts(MEMORY_PRESSURE, state, remedy="free memory there"))
     if paused:
         state = f"host {paused[0].host} is paused by its owner ({paused[0].pause})"
-        closed.append(_ClosedHosts(HOST_PAUSED, state, "wait for the end of the pause"))
+        closed.append(_ClosedHosts(HOST_PAUSED, state, remedy="wait for the end of the pause"))
     if flapping:
         state = flapping[0].distrust
-        closed.append(_ClosedHosts(FLAPPING, state, "wait until it is stable"))
+        closed.append(_ClosedHosts(FLAPPING, state, remedy="wait until it is stable"))
     if cordoned:
         more = " and more" if len(cordoned) > _MOST_NAMED else ""
         names = ", ".join(cordoned[:_MOST_NAMED]) + more
         state = f"host {names} is cordoned" if len(cordoned) == 1 else f"hosts {names} are cordoned"
-        closed.append(_ClosedHosts(_NO_HOST_FITS, state, f"`pomona host uncordon {cordoned[0]}`"))
+        closed.append(_ClosedHosts(_NO_HOST_FITS, state, remedy=f"`pomona host uncordon {cordoned[0]}`"))
     return closed
 
 
@@ -246,6 +264,7 @@ def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement
     Each of these hosts has a taint that is not tolerated, or lacks a label of the nodeSelector. A taint comes first: it
     is that of a host whose labels are right.
     """
+    # A taint of a host whose labels are right.
     labelled = [capacity for capacity in capable if requirement.selector <= capacity.labels]
     for host in labelled:
         if (taint := find_untolerated(host.taints, requirement.tolerations)) is not None:
@@ -253,6 +272,7 @@ def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement
                 f"the service does not tolerate the taint {taint.text} of host {host.host}, and no other host can run "
                 f"it: add the taint to spec.tolerations, or run `pomona host taint {host.host} {taint.key}-`"
             )
+
     # No host has the labels, so the first one lacks some.
     host = capable[0]
     key, value = min(requirement.selector - host.labels)
@@ -275,9 +295,12 @@ def _explain_shortage(
     # No message quotes the free memory: it changes every few seconds, and each change would rewrite all that waits.
     by_name = sorted(eligible, key=lambda capacity: capacity.host)
     largest = max(by_name, key=lambda capacity: capacity.budget_bytes)
+
+    # What the replica needs, and what this host has in all.
     advice = advise(largest.budget_bytes)
     parts = f" ({advice.memory_parts})" if advice.memory_parts else ""
     message = f"a replica needs {size_text(needed)}{parts}; the largest host, {largest.host}, has "
+
     if largest.budget_bytes < needed:
         message += f"{size_text(largest.budget_bytes)} for models, which is too little: {advice.way_out}"
     else:

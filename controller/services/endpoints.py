@@ -37,7 +37,9 @@ def list_ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
     endpoints = set()
     for endpoint_slice in slices:
         ports = [port for port in endpoint_slice.get("ports") or [] if port.get("name") == PORT_NAME]
+        # The name tells the host; empty for a slice of pods.
         _service, host = split_slice_name(endpoint_slice["metadata"]["name"])
+
         for endpoint in endpoint_slice.get("endpoints") or []:
             # An absent `ready` means ready, as for every consumer of slices.
             if endpoint.get("conditions", {}).get("ready", True) is not False:

@@ -25,14 +25,20 @@ def find_host_traffic(snapshot: Snapshot, namespace: str, service_uid: str) -> T
     children = snapshot.children(METAL_PROCESSES, namespace, service_uid)
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
     hosts = read_hosts(snapshot.store, {process.spec.host_name for process in processes})
+
     traffic = UNKNOWN_TRAFFIC
     for process in processes:
+        # Only what serves on a live host counts.
         status = process.status
         if status.phase != "Ready" or is_host_lost(process.spec.host_name or "", hosts):
             continue
+
+        # A negative number tells that the report is wrong.
         rate, requests, average_ms = status.tokens_per_second, status.requests_per_minute, status.average_latency_ms
         if (requests is not None and requests < 0) or (average_ms is not None and average_ms < 0):
             continue
+
+        # Cut excessive numbers, and add the rest up.
         reported = Traffic(
             requests_per_minute=min(requests, MOST_REQUESTS_REPORTED) if requests is not None else None,
             average_ms=average_ms,

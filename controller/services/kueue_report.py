@@ -48,6 +48,7 @@ def read_kueue(service: InferenceService, store: Store, queues: KueueQueues | No
     name, namespace = name_local_queue(service), service.metadata.namespace
     if name is None or queues is None:
         return NO_REPORT
+
     pods = store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, service.metadata.name))
     queue = store.get(LOCAL_QUEUES, name, namespace)
     if queue is not None:
@@ -55,6 +56,8 @@ def read_kueue(service: InferenceService, store: Store, queues: KueueQueues | No
         if standing is None:  # no pod waits for Kueue
             return NO_REPORT
         return KueueReport(standing=standing._replace(stopped=_explain_stop(queue)))
+
+    # Its LocalQueue does not exist, or no LocalQueue can be read.
     if not queues.local_queues.exists:  # the controller finds no LocalQueues in the cluster
         return KueueReport(ServiceProblem("KueueMissing", _MISSING, "Failed"))
     message = f"LocalQueue {name} does not exist in namespace {namespace}: create it, or edit spec.scheduling.queueName"

@@ -67,17 +67,20 @@ def observe_hosts(
     else:
         hosts, capacities = read_hosts(snapshot.store, {process.spec.host_name for process in processes}), []
 
-    # 2. Find the processes that move to a better host, and sort all by their next step. A process is named by a hash of
-    # its spec. If the memory is an estimate, one that has a host and differs only by an earlier estimate is kept.
-    # An exposed host has a ready endpoint, by which clients reach its process.
+    # 2. Find the processes that move to a better host, and sort all by their next step.
+    # A process is named by a hash of its spec. One that has a host is kept after a change of an estimated memory.
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
+    # An exposed host has a ready endpoint, by which clients reach its process.
     exposed = find_exposed_hosts(snapshot.store, service.metadata.namespace, service.metadata.name)
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
+
     moving_uids = set[str]()
     if name is not None and (requested_at or list_moved(processes)):
         current = [process for process in processes if is_current(process, name, estimated)]
         moving_uids = choose_moves(current, requested_at, demands, capacities, snapshot.now)
+    # Why processes should leave their hosts, by uid: by an order of an administrator, or to move to a better host.
+    displacements = find_displacements(processes, read_orders(snapshot.store), demands.tolerations, moving_uids)
     grouped = sort_processes(
         name,
         wanted,
@@ -86,7 +89,7 @@ def observe_hosts(
         exposed=exposed,
         estimated=estimated,
         demands=demands,
-        displacements=find_displacements(processes, read_orders(snapshot.store), demands.tolerations, moving_uids),
+        displacements=displacements,
     )
 
     # 3. Plan the steps, and describe the replicas. `taken` are the names that no new process may have.
@@ -117,8 +120,11 @@ def _describe_replicas(
     # A displaced process, which is about to leave its host, has the wanted spec and counts while it answers.
     displaced = (leaving.process for leaving in grouped.displaced)
     answering = [process for process in (*grouped.kept, *displaced) if process.status.phase == "Ready"]
+
+    # All that exist, of any spec.
     existing = (*grouped.kept, *grouped.surplus, *grouped.superseded)
     serving = [process for process in existing if process.status.phase == "Ready"]
+
     return Replicas(
         total=len(existing),
         ready=tuple(sorted(process.metadata.uid for process in answering[:wanted])),
@@ -159,10 +165,12 @@ def _diagnose_kept(
     problems = []
     # The diagnoses of processes that wait for a host, by their demands and memory.
     waiting_problems: dict[tuple[HostRequirement, int], ServiceProblem | None] = {}
+
     for process in grouped.kept:
         is_waiting = process.spec.host_name is None
         requirement = require_host(process, demands)
         demand = requirement, process.spec.memory_bytes
+
         if is_waiting and demand in waiting_problems:
             problem = waiting_problems[demand]
         else:
@@ -216,7 +224,7 @@ def build_process_spec(service: InferenceService, served: Served, memory_bytes: 
         drain_seconds=spec.drain_seconds,
         benchmark=spec.benchmark,
         source_secret=_name_source_secret(model),
-        **stated_options(spec),
+        **stated_options(spec),  # those of the engine, such as the context length
     )
 
 
@@ -245,7 +253,7 @@ def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconcile
     """
 
     async def observe(_client: Client, snapshot: Snapshot, key: ObjectKey) -> float | None:
-        # The result becomes the `inputs` of the snapshot, which `decide_release` reads.
+        # Called before each decision. The result becomes `snapshot.inputs`, which `decide_release` reads.
         process = snapshot.get(METAL_PROCESSES, key)
         host = process["spec"].get("hostName") if process else None
         return wait_seconds(host) if host else None
@@ -254,8 +262,9 @@ def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconcile
         resource=METAL_PROCESSES,
         decide=decide_release,
         observe=observe,
-        reads=_release_facts,  # a change of the process that matters
-        triggers=(Trigger(METAL_HOSTS, _deleted_processes_of_host, serving_facts),),  # a change of a host
+        # A process is decided again when these facts of it change, or the `serving_facts` of its host.
+        reads=_release_facts,
+        triggers=(Trigger(METAL_HOSTS, _deleted_processes_of_host, serving_facts),),
     )
 
 
@@ -279,15 +288,22 @@ def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
     process, wait_seconds = snapshot.read(METAL_PROCESSES, key, HostedProcess), snapshot.inputs
     if process is None:
         return Plan()
+
+    # An orphan is deleted. Of others, only those that are being deleted and have our finalizer matter.
     metadata, host = process.metadata, process.spec.host_name
     if _is_orphan(metadata):
         return Plan(delete=(process_ref(metadata),))
     if metadata.deletion_timestamp is None or PROCESS_FINALIZER not in metadata.finalizers:
         return Plan()
+
+    # Wait while a host may be running it.
     host_exists = host is not None and snapshot.get(METAL_HOSTS, ObjectKey("", host)) is not None
+    # `wait_seconds` None: the Lease of the host has not expired.
     may_host_be_alive = host_exists and (wait_seconds is None or wait_seconds > 0)
     if may_host_be_alive and process.status.phase != "Stopped":
         return Plan(again_seconds=wait_seconds)
+
+    # Release it: no host can be running it.
     kept = [finalizer for finalizer in metadata.finalizers if finalizer != PROCESS_FINALIZER]
     operations = (
         {"op": "test", "path": "/metadata/resourceVersion", "value": metadata.resource_version},

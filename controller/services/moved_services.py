@@ -73,6 +73,7 @@ class MovedServices:
         if inputs is None or inputs.view is None or inputs.revision != snapshot.store.revision:
             return
         view, now, again_seconds = inputs.view, snapshot.now, plan.again_seconds
+
         # 2. The service must wait whole. An event since `report` takes it out of `_current`.
         has_changed_since = key not in self._current
         if has_changed_since or not waits_whole(view) or plan.status is None or again_seconds is None:
@@ -80,6 +81,7 @@ class MovedServices:
         # Of a service with a choice of accelerators or with endpoints, more may change than its place.
         if view.accelerator_choice is not None or view.endpoints:
             return
+
         # 3. Keep it. Fields that no status is built from are replaced by their empty defaults, to save memory.
         no_replicas = Replicas(total=0)
         replicas = msgspec.structs.replace(view.replicas, **{name: getattr(no_replicas, name) for name in _UNREPORTED})
@@ -106,6 +108,7 @@ class MovedServices:
 
         None: no view is kept, its time is over, the service was edited or deleted, or no replica waits any more.
         """
+        # 1. The kept view must still hold, for the same service with the same spec.
         decided_service, now = self._decided.get(key), snapshot.now
         if decided_service is None or not decided_service.since <= now < decided_service.until:
             return None
@@ -113,9 +116,13 @@ class MovedServices:
         # _identify: uid, generation and time of deletion.
         if service is None or _identify(service) != _identify(decided_service.view.service):
             return None
+
+        # 2. Its present place in the queue; None: no replica waits any more.
         standing = self._find_standing(key, recall_standing(service.status.queue))
         if standing is None:
             return None
+
+        # 3. The status by the kept view with this place.
         view = msgspec.structs.replace(decided_service.view, service=service, standing=standing)
         # Fields that the view does not give, such as the traffic, stay as they were decided.
         status = decided_service.status | build_status(view, None)

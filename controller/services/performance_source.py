@@ -71,6 +71,8 @@ class PerformanceSource:
             if not self.kind.exists:  # the stored ConfigMaps are not known yet, or cannot be read
                 # A write that leaves out those that are stored would remove them.
                 raise Unreachable(f"measurements in ConfigMaps of {CONTROLLER_NAMESPACE} are not listed yet")
+
+            # 1. The ConfigMap as it is stored, if it exists.
             name = name_config_map(model_hash)
             stored_map = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
             if stored_map is None:
@@ -78,6 +80,8 @@ class PerformanceSource:
                 selector = f"metadata.name={name}"
                 listed = await leading.client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, field_selector=selector)
                 stored_map = next(iter(listed.items), None)
+
+            # 2. Add the measurement. Without room for it, it or others are dropped.
             before: dict[str, str] = (stored_map or {}).get("data") or {}
             add_record = put_host_record if record.source == "host" else put_record
             stored = add_record(before, key, record)
@@ -85,6 +89,8 @@ class PerformanceSource:
                 log.warning("measurements_dropped", config_map=name, keys=stored.dropped)
             if stored.data == before:
                 return
+
+            # 3. Write all measurements of the model.
             obj = build_config_map(model_hash, stored.data)
             if stored_map is not None:
                 # Another leader may have written a measurement that this watch cache has not yet: then the write fails.

@@ -31,13 +31,16 @@ def report_placement(
         speeds: the speed by device class.
         nodes: names of the nodes and hosts with a replica.
     """
+    # Without a replica at the place, there is nothing to report. A place is `node/NAME` or `host/NAME`.
     if note is None:
         return last if last is not None and last.place.partition("/")[2] in nodes else None
     if note.cell.partition("/")[2] not in nodes:
         return None
+
     # The queue places by the class of one device, and a replica may have several.
     by_class = {find_single_class(speed.device_class): speed for speed in speeds}
     speed = by_class.get(note.device_class)
+
     return PlacementStatus(
         place=note.cell,
         device_class=speed.device_class if speed is not None else note.device_class,
@@ -59,6 +62,7 @@ def _describe_alternative(other: Alternative, speed: ClassSpeed | None) -> Place
     tokens_per_second = speed.tokens_per_second if speed is not None else None
     if score is not None and score.tokens_per_second:
         tokens_per_second = format_rate(score.tokens_per_second)
+
     return PlacementAlternative(
         place=other.cell,
         device_class=speed.device_class if speed is not None else other.device_class,

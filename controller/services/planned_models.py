@@ -67,13 +67,18 @@ def assume_inspection(
     obj = copy.store.get(MODELS, key.name, key.namespace)
     if model is None or obj is None or model.status.observed_generation == model.metadata.generation:
         return ""
+
     # Decide as the reconciler of Models would while no Job, pod or claim of the Model exists.
     status, note = decide_model(model, ObservedModel(), copy.settings.pods, now).status or {}, ""
-    if status.get("phase") == "Pending":  # it is valid, and only its inspection is missing
+
+    # Pending: it is valid, and only its inspection is missing. Take the facts from elsewhere.
+    if status.get("phase") == "Pending":
         assumed = _assume_facts(copy, model, earlier, headers.get(key))
         if assumed is not None:
             facts, note = assumed
             status = _build_status(model, facts)
+
+    # Put the status into the copy.
     conditions = [{**condition, "lastTransitionTime": rfc3339(now)} for condition in status.get("conditions", ())]
     copy.store.put(MODELS, revise({**obj, "status": {**status, "conditions": conditions}}))
     return note
@@ -86,10 +91,12 @@ def _assume_facts(
     name = model.metadata.name
     if header is not None:
         return take_answer(model, header), f"Model {name} is as its header says"
+
     alike = _find_alike(copy, model, earlier)
     if alike is not None:
         other = f"{alike.metadata.namespace}/{alike.metadata.name}"
         return read_facts(alike), f"Model {name} is like {other}, which has the same source"
+
     if model.spec.stated_bytes is not None:
         return ModelFacts(), f"Model {name} takes the memory that its spec.memoryBytes states"
     return None
@@ -105,6 +112,7 @@ def _find_alike(copy: ClusterCopy, model: Model, earlier: Obj | None) -> Model |
         status = obj.get("status") or {}
         # The status of an edited Model is about its earlier source.
         is_current = status.get("observedGeneration") == obj["metadata"].get("generation")
+
         # status.layout, the sizes of the network, is known once the header was read.
         if obj["spec"].get("source") == model.spec.source and status.get("layout") and is_current:
             for candidate in readable([obj], Model):

@@ -98,16 +98,21 @@ def plan_services(
     """
     models_first = sorted(manifests, key=lambda manifest: manifest["kind"] != "Model")
     speeds = SpeedSources(assessor=SpeedAssessor(copy.registry.list_classes, copy.measured, copy.settings.pods.vendors))
+
+    # The services, and a note for each Model of which something is assumed.
     keys, assumed = list[ObjectKey](), dict[ObjectKey, str]()
     for manifest in models_first:
         key = object_key(manifest)
         resource = MODELS if manifest["kind"] == "Model" else INFERENCE_SERVICES
         earlier = copy.store.get(resource, key.name, key.namespace)
         _put_manifest(copy, resource, manifest, now)
+
         if resource == INFERENCE_SERVICES:
             keys.append(key)
         elif note := assume_inspection(copy, key, earlier, headers, now):
             assumed[key] = note
+
+    # Once all manifests are there, put the replicas of the services.
     return [_plan_service(copy, key, now, speeds, assumed) for key in keys]
 
 
@@ -119,6 +124,7 @@ def _put_manifest(copy: ClusterCopy, resource: Resource, manifest: Obj, now: dat
         metadata = manifest["metadata"] | _identify(resource, key, now) | {"generation": 1}
         copy.store.put(resource, {**manifest, "metadata": metadata, "status": {}})
         return
+
     spec = {**existing["spec"], **manifest["spec"]}
     if spec != existing["spec"]:
         generation = existing["metadata"].get("generation", 1) + 1
@@ -206,9 +212,13 @@ def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
     # The Ollama of each pod pulls its model by itself.
     if model is None or model.spec.cache.scope == "node" or format_of(model) == "ollama":
         return ()
+
+    # Only those of a Model that is Ready, and that are not on the volume yet.
     ready, cached = (find(model.status.conditions, kind) for kind in ("Ready", "Cached"))
     if ready is None or ready.status != "True" or cached is None or cached.status == "True":
         return ()
+
+    # Set the condition Cached to True in the copy.
     obj = copy.store.get(MODELS, model.metadata.name, model.metadata.namespace)
     if obj is None:
         return ()
@@ -226,13 +236,15 @@ def _put_pods(copy: ClusterCopy, view: ServiceView, key: ObjectKey, now: datetim
     Returns whether a new pod bypasses the queue, because Kueue or Kubernetes' scheduler places it.
     """
     pods_of: dict[str, list[Obj]] = {}
-    """The pods that stay, by the name of their Deployment."""
+    """The pods that stay, by the name of their Deployment; those that are being deleted do not."""
     for pod in copy.store.by_index(PODS, SERVICE_INDEX, namespaced(*key)):
         if "deletionTimestamp" not in pod["metadata"]:
             pods_of.setdefault(find_template(pod)[0], []).append(pod)  # find_template: name, then template
+
     if not view.wanted:
         for pods in pods_of.values():
             _remove_pods(copy, pods)
+
     bypasses_queue = False
     for _, desired in view.replicas.apply:  # the Deployments to write
         existing = pods_of.get(desired["metadata"]["name"], [])
@@ -275,7 +287,7 @@ def _roll_out(copy: ClusterCopy, desired: Obj, existing: Sequence[Obj], now: dat
         identity = _identify(DEPLOYMENTS, ObjectKey(namespace, name), now)
         copy.store.put(DEPLOYMENTS, {**desired, "metadata": {**desired["metadata"], **identity, "generation": 1}})
 
-    # 2. Put the new pods.
+    # 2. Put the new pods; the first inherit the places of the pods that waited.
     new_pods = []
     for number in range(missing):
         annotations = {POD_TEMPLATE: mark}
@@ -316,8 +328,10 @@ def _build_pod(deployment: Obj, prefix: str, number: int, annotations: Mapping[s
     template, namespace = deployment["spec"]["template"], deployment["metadata"]["namespace"]
     key = ObjectKey(namespace, f"{prefix}-new-{number}")
     labels = template["metadata"]["labels"] | {"pod-template-hash": prefix.rpartition("-")[2]}
+
     # No ReplicaSet is put into the copy. By its name, the queue finds Deployment and template of a pod.
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": prefix, "uid": prefix, "controller": True}
+
     metadata = {
         "name": key.name,
         "namespace": namespace,
@@ -337,9 +351,11 @@ def _put_processes(copy: ClusterCopy, view: ServiceView, now: datetime) -> None:
     for _, made in view.replicas.create:  # each with its resource
         identity = _identify(METAL_PROCESSES, object_key(made), now)
         copy.store.put(METAL_PROCESSES, {**made, "metadata": {**made["metadata"], **identity}})
+
     for ref in view.replicas.delete:
         if ref.resource != METAL_PROCESSES:
             continue
+
         obj = copy.store.get(METAL_PROCESSES, ref.name, ref.namespace)
         if obj is not None and obj["spec"].get("hostName"):
             copy.store.put(METAL_PROCESSES, revise(obj, deletionTimestamp=rfc3339(now)))

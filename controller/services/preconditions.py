@@ -86,23 +86,29 @@ def check_service(
         largest_device_bytes: the memory of the largest device of its accelerator in the cluster; None: unknown.
         has_claims: devices can be claimed in the cluster.
     """
+    # 1. The accelerator must exist.
     accelerator = decided_accelerator(service, model)
     vendor = vendors.get(accelerator) if accelerator is not None else None
     if accelerator is not None and vendor is None:
         message = f"hardware.accelerator {accelerator} does not exist: {offer_names(accelerator, vendors)}"
         problem = ServiceProblem("InvalidSpec", message, "Failed")
         return CheckedService(served=None, problem=problem, model_problem=None)
+
+    # 2. The first problem of the spec, of claims and of the Models.
     model_problem = _find_model_problem(service, model, companions, vendor)
     spec_problem = _find_spec_problem(service, model, companions, vendors)
     first_problem = spec_problem or _refuse_claims(service, has_claims=has_claims) or model_problem
     if first_problem is not None or model is None:
         return CheckedService(served=None, problem=first_problem, model_problem=model_problem)
+
+    # 3. The memory of a replica, which must be known and fit into a device.
     served = Served(model, runtime_of(service, model, vendors), companions)
     devices = request_devices(service, vendor) if vendor is not None and vendor.in_pods else NO_DEVICES
     memory = measure_replica(service, served, devices.number)
     memory_problem = _find_memory_problem(service, served, memory) or _find_device_problem(
         service, served, vendor, memory, devices, largest_device_bytes=largest_device_bytes
     )
+
     accepted = served if memory_problem is None else None
     return CheckedService(served=accepted, problem=memory_problem, model_problem=model_problem, memory=memory)
 
@@ -124,15 +130,18 @@ def _find_model_problem(
 ) -> ServiceProblem | None:
     """Return why this service cannot serve its Model or its companions' Models now, or None."""
     in_pods = vendor is not None and vendor.in_pods
+    # All Models that the service names: the field, the name there, and the Model; None: it does not exist.
     named = [
         ("modelRef", service.spec.model_ref, model),
         *((companion.field, companion.name, companion.model) for companion in companions),
     ]
+
     for field, name, candidate in named:
         if candidate is None or candidate.metadata.deletion_timestamp is not None:
             namespace = service.metadata.namespace
             message = f"Model {name} does not exist in namespace {namespace}: create it, or edit spec.{field}"
             return ServiceProblem("ModelNotFound", message, "Pending")
+
         problem = _refuse_model(candidate, in_pods=in_pods)
         if problem is not None:
             return problem
@@ -146,9 +155,13 @@ def _refuse_model(model: Model, *, in_pods: bool) -> ServiceProblem | None:
     Ollama pulls them. Hosts fetch them by themselves.
     """
     name = model.metadata.name
+
+    # 1. It must be inspected, by its latest spec.
     ready = find(model.status.conditions, "Ready")
     if model.status.observed_generation != model.metadata.generation or ready is None:
         return ServiceProblem("ModelNotReady", f"waiting for Model {name} to be inspected", "Pending")
+
+    # 2. It may have failed for good.
     cached = find(model.status.conditions, "Cached")
     if model.status.phase == "Failed":
         # The condition that says why: Ready is about the inspection, Cached about the weights.
@@ -159,6 +172,8 @@ def _refuse_model(model: Model, *, in_pods: bool) -> ServiceProblem | None:
             return ServiceProblem("ModelFailed", f"Model {name}: {message}", "Failed")
     if ready.status != "True":
         return ServiceProblem("ModelNotReady", f"Model {name}: {ready.message}", "Pending")
+
+    # 3. For pods, its weights must be on a volume, or on a node if it is copied to nodes.
     # A model of Ollama's library is on no volume: the Ollama of each pod pulls it.
     has_weights = cached is not None and cached.status == "True"
     if model.spec.cache.scope == "node":
@@ -199,6 +214,8 @@ def _find_unmet_demand(
     spec, runtime = service.spec, RUNTIMES.get(runtime_of(service, model, vendors))
     if runtime is None:
         return f"runtime {spec.runtime} does not exist: {offer_names(str(spec.runtime), RUNTIMES)}, or auto"
+
+    # All that the engine may refuse.
     accelerator, roles = accelerator_of(service, model), [companion.role for companion in companions]
     demand = RuntimeDemand(
         format=format_of(model),
@@ -219,6 +236,8 @@ def _find_unmet_demand(
             if companion.model is not None and companion.model.status.gguf is not None
         ],
     )
+
+    # The first refusal: of the engine, of the quantization, or of the format of a companion.
     refusal = refuse_demand(runtime, demand)
     if refusal is None and demand.in_pods:
         refusal = _refuse_weights(service, model, runtime.name)
@@ -256,8 +275,11 @@ def list_remarks(
     vendor = vendors.get(accelerator_of(service, model)) if model is not None else None
     if model is None or vendor is None or not vendor.in_pods:
         return ()
+    # An engine that is unknown, or never in pods, has none.
     if (runtime := RUNTIMES.get(runtime_of(service, model, vendors))) is None or runtime.pod is None:
         return ()
+
+    # The remarks; an empty one says that there is none.
     quantization = model.status.gguf.quantization if model.status.gguf else ""
     accelerator = accelerator_of(service, model)
     products = service.spec.hardware.products or [""]
@@ -279,9 +301,12 @@ def _warn_of_small_devices(
     # A field chooses the devices already, or they are parts of devices, or claimed.
     if hardware.memory or hardware.products or request_devices(service, vendor).resource != vendor.resource:
         return None
+
     # Without memory_label, nodes do not state the memory, so hardware.memory could not be set.
     if needed is None or smallest_bytes is None or needed <= smallest_bytes or vendor.memory_label is None:
         return None
+
+    # A device may report 3 % less than its nominal memory (ACCEPTED_SHARE).
     least_gib = math.ceil(needed / float(ACCEPTED_SHARE) / GIB)
     return (
         f"a replica needs {size_text(needed)} of each device, and the smallest {accelerator} device of the cluster has "
@@ -310,6 +335,7 @@ def _find_contradiction(
     know no fields that are about pods.
     """
     spec, accelerator = service.spec, decided_accelerator(service, model)
+    # 1. The sources of the Models must be ones that this kind can read.
     if vendor.in_pods:
         readers, unreadable_schemes, remedy = "pods", {"file"}, "set hardware.accelerator to metal"
     else:
@@ -320,9 +346,13 @@ def _find_contradiction(
                 f"accelerator {accelerator} runs {readers}, which cannot read {candidate.spec.source} of Model "
                 f"{candidate.metadata.name}: {remedy}, or give the Model an hf:// or https:// source"
             )
+
+    # 2. In pods, the weights of companions must not be on nodes of their own.
     if vendor.in_pods:
         refusals = map(_refuse_copies, companions)
         return next((message for message in refusals if message is not None), None)
+
+    # 3. On hosts, no field may be stated that is about pods.
     stated_for_pods = {
         "image": spec.image is not None,
         "resources": spec.resources != Resources(),
@@ -357,12 +387,15 @@ def _find_memory_problem(service: InferenceService, served: Served, memory: Repl
     """
     if service.spec.resources.memory is not None:
         return None
+
     understated = next((model for model in memory.models if model.is_understated), None)
     if understated is not None:
         return ServiceProblem("MemoryUnderstated", _explain_understated(understated), "Failed")
+
     unknown = next((model.name for model in memory.models if model.size_bytes is None), None)
     if unknown is None:
         return None
+
     runtime = served.runtime
     if (pod := RUNTIMES[runtime].pod) and pod.from_container:
         message = f"the memory that the container of runtime {runtime} takes is not known: set resources.memory"
@@ -388,12 +421,16 @@ def _find_device_problem(
     """
     if vendor is None or not devices.number:
         return None
+
+    # 1. The memory that the replica needs of each device.
     workload, hardware = describe_workload(served, memory.stated_bytes), service.spec.hardware
     if refused := refuse_device_count(workload, devices.number):
         return ServiceProblem("InvalidSpec", refused, "Failed")
     needed = memory.in_pod
     if needed is None or needed.device_bytes_each is None:
         return None
+
+    # 2. The limit, and in `place` the words that say where it comes from.
     field, stated = "hardware.memory", hardware.memory
     if hardware.device_selector is not None:
         field, stated = "hardware.deviceSelector.memory", hardware.device_selector.memory
@@ -409,6 +446,8 @@ def _find_device_problem(
         return None
     if needed.device_bytes_each <= limit:
         return None
+
+    # 3. The problem, with a way out.
     message = (
         f"a replica needs {size_text(needed.device_bytes_each)} on each of {devices.number} devices "
         f"({needed.text()}); {place}: {way_out(workload, service.spec, limit, devices.number)}"

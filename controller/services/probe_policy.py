@@ -97,9 +97,13 @@ def update_trouble(trouble: ProbeTrouble | None, probe: Probe, now: float) -> Pr
     A probe that one endpoint answered while another one failed is trouble, too, without a time since when.
     """
     probe_trouble = trouble or ProbeTrouble()
-    failures = probe_trouble.failures + 1  # in a row, for the back-off of the next probe
+
+    # In a row, for the back-off of the next probe.
+    failures = probe_trouble.failures + 1
     if probe.result.ok:
         return ProbeTrouble(failures, failed=probe.failed) if probe.failed else None
+
+    # The times of the first failure of each sort stay.
     error_since, unknown_since = probe_trouble.error_since, probe_trouble.unknown_since
     # Reasons in UNKNOWN, such as a time-out, prove nothing; all others are errors.
     if probe.result.reason in UNKNOWN:
@@ -126,11 +130,15 @@ def judge_probe(probe: Probe, last: Answer | None, failing_seconds: float, *, ha
     was_well = last is not None and last.result.ok and not last.has_note
     if result.ok and probe.failed is None and was_well:
         return None  # another endpoint answered than before: that is no news
+
+    # A success counts at once, and so does any result of a service that never answered.
     if result.ok or not has_answered:
         return Answer(result, has_note=probe.failed is not None)
+
     if result.reason not in UNKNOWN:
         # An error: the service is not ready once it has failed for some time.
         return Answer(result) if failing_seconds >= DOUBT_SECONDS else None
+
     # A probe that proves nothing leaves the service ready. After a long silence, its message says so.
     if last is None or not was_well or result.reason != TIMED_OUT or failing_seconds < SILENT_SECONDS:
         return None

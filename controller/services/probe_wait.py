@@ -88,10 +88,13 @@ def wait_for_probes(
     """
     if not classes and not began:
         return None
+
     # The clock of another leader may be ahead.
     wait = ProbeWait(min(parse_time(began) or now, now))
     if now >= wait.until:
         return None
+
+    # The first call that names classes starts the Jobs.
     measured_classes = probes.request_probes(service, classes, wait.until)
     if measured_classes is None:  # it is not known yet on which classes a Job can measure
         return wait
@@ -114,6 +117,8 @@ def find_basis(speed: ClassSpeed | None, record: MeasuredPerformance | None, beg
         return None
     if speed.source != "Measured":
         return "estimate"
+
+    # It was measured: during the wait of this service, or before.
     waits_since, measured_at = parse_time(began), parse_time(record.measured_at) if record is not None else None
     if waits_since is not None and measured_at is not None and measured_at >= waits_since:
         return "probe"
