@@ -37,8 +37,10 @@ def build_queue_status(standing: ServiceStanding) -> Obj:
     Empty fields are left out. `ahead` counts by priority those that are before it.
     """
     start = standing.start
+
     # The cells (nodes or hosts) that it is promised, and the services of which replicas end for it.
     nominated = QueueNomination(cells=[*standing.cells[:_MOST_LISTED]], victims=[*standing.victims[:_MOST_LISTED]])
+
     queue = QueueStatus(
         pool=standing.pool,
         position=standing.position,
@@ -54,6 +56,7 @@ def build_queue_status(standing: ServiceStanding) -> Obj:
         else None,
         no_estimate=None if isinstance(start, StartRange) else start,
     )
+
     ahead = {"aheadByPriority": dict(standing.ahead)} if standing.ahead and standing.position is not None else {}
     return {name: value for name, value in without_defaults(queue).items() if value != {}} | ahead
 
@@ -67,10 +70,13 @@ def recall_standing(queue: QueueStatus | None) -> ServiceStanding | None:
     enqueued_at = parse_seconds(queue.enqueued_at) if queue is not None else None
     if queue is None or enqueued_at is None or queue.reason is None:
         return None
+
+    # The estimate: the earliest and the latest start, or why there is none.
     estimated = queue.estimated_start
     start: StartRange | NoEstimate = queue.no_estimate or "TooFewSeen"
     if estimated and (earliest := parse_seconds(estimated.earliest)) and (latest := parse_seconds(estimated.latest)):
         start = StartRange(earliest, latest)
+
     return ServiceStanding(
         pool=queue.pool,
         position=queue.position,
@@ -112,9 +118,13 @@ def build_queue_events(before: QueueStatus | None, after: Obj | None) -> tuple[E
     if after is None:
         return ()
     events = []
+
+    # It came to the queue.
     if before is None and after.get("place"):
         note = f"waits at place {after['place']} of pool {after['pool']} for {after['waitingFor']}"
         events.append(Event("Normal", reason=QUEUED, note=note, action="Queue"))
+
+    # It is promised room on cells (nodes or hosts), as soon as victims have ended there.
     promised = after.get("nominated")
     nomination = before.nominated if before is not None else None
     if promised is not None and (nomination is None or nomination.cells != promised["cells"]):

@@ -126,6 +126,8 @@ class Prober:
             service = self._services[key] = _ProbedService(question)
         elif service.question == question:
             return
+
+        # A new question: without an answer, the quick workers probe it at once.
         service.question, service.trouble = question, None
         if proof is None:
             self._quick.add(key)
@@ -136,11 +138,14 @@ class Prober:
 
     async def run(self, leading: Leading) -> None:
         """Probe services while this replica leads, by quick workers, and by patient ones if a service is silent."""
+        # Enqueue what is known of an earlier run.
         for key, service in self._services.items():
             if service.is_well:  # it answers, and no endpoint is known to fail
                 self._repeat_later(key, service.question)
             else:  # an earlier run may have been cancelled before the answer came
                 self._quick.add(key)
+
+        # Both kinds of workers share one session, without a limit of connections.
         connector = aiohttp.TCPConnector(ssl=self._trust or True, limit=0)
         async with (
             aiohttp.ClientSession(connector=connector, trust_env=False) as session,
@@ -169,22 +174,30 @@ class Prober:
         service = self._services.get(key)
         if service is None or (service.is_well and not service.question.in_pods):
             return
+
+        # Probe it.
         question = service.question
         failed_before = service.trouble.failed if service.trouble else None
         probe = await _probe(session, leading.client, key, question, timeout_seconds, failed_before=failed_before)
         self._on_probe(probe.result.reason)
+
+        # While the probe ran, the service may have changed, or the time-out may have been too short for it.
         service = self._services.get(key)
         if service is None or service.question != question:
             return  # the service is gone, or another question is queued already
         if probe.result.reason == TIMED_OUT and timeout_seconds < TOKEN_SECONDS:
             self._patient.add(key)
             return
+
         # The Secret has another token than replicas know, or none: a reconcile is to look at it.
         if probe.result.reason in {TOKEN_EDITED, TOKEN_NOT_FOUND}:
             self._on_stale_token(key)
             leading.enqueue(INFERENCE_SERVICES, key)
+
         if _note_probe(key, service, probe):
             leading.enqueue(INFERENCE_SERVICES, key)
+
+        # Enqueue the next probe: soon if there is trouble.
         if service.trouble is None:
             self._repeat_later(key, question)
         else:
@@ -206,17 +219,20 @@ def _note_probe(key: ObjectKey, service: _ProbedService, probe: Probe) -> bool:
     """
     result, last = probe.result, service.last_answer
     now = asyncio.get_running_loop().time()
+
     # 1. The trouble, by which the next probe comes soon.
     service.trouble = update_trouble(service.trouble, probe, now)
     # The endpoints that answered before and still exist.
     answered_before = service.answered_endpoints.intersection(service.question.endpoints)
     if result.ok and probe.endpoint is not None:
         service.answered_endpoints = answered_before | {probe.endpoint}
+
     # 2. The answer: the last one stays, if `judge_probe` returns None.
     failing_seconds = service.trouble.failing_seconds(result.reason, now) if service.trouble else 0.0
     judged = judge_probe(probe, last, failing_seconds, has_answered=bool(answered_before))
     if judged is None and not result.ok:
         log.info("probe_unanswered", service=str(key), reason=result.reason, message=result.message)
+
     if judged is None or judged == last:  # the last answer stays
         return False
     service.take_answer(judged)
@@ -254,16 +270,19 @@ async def _probe(
         )
         return endpoint, _explain_untrusted(probe, endpoint)
 
-    # One broken endpoint does not decide for all: the others are probed when it fails.
+    # One broken endpoint does not decide for all: some others are probed when it fails.
     most = min(len(question.endpoints), MOST_ASKED)
     if (first := failed_before) is None:
         first, *others = random.sample(question.endpoints, most)
     else:
         # Always in the same order, so that the message stays the same while that endpoint fails.
         others = [endpoint for endpoint in question.endpoints if endpoint != first][: most - 1]
+
     _, first_result = await ask(first)
     if first_result.ok:
         return Probe(first_result, endpoint=first)
+
+    # The first has failed. The service answers if one of the others does.
     for other, result in await asyncio.gather(*map(ask, others)):
         if result.ok:
             message = f"{result.message}; {first_result.message}"
@@ -274,6 +293,7 @@ async def _probe(
 async def read_token(client: Client, key: ObjectKey, service_uid: str) -> str | ProbeResult:
     """Return the token of a service, or why it is not known."""
     name = token_name(key.name)
+    # Each `message` says why the Secret has no token that replicas know.
     try:
         secret = await client.get(SECRETS, name, key.namespace)
         if is_token_secret(secret, service_uid):

@@ -102,9 +102,11 @@ class ServiceSources(NamedTuple):
         service, settings, speeds = _read_service(snapshot, key), self.settings, self.speeds
         if service is None:
             return None
+
         # 1. The facts that are not in the watch cache: claims, Kueue, the accelerators, and the place in the queue.
         has_claims = self.devices is None or await self.devices.settle()
         revision, kueue_report = snapshot.store.revision, read_kueue(service, snapshot.store, self.kueue)
+
         chosen = choose_accelerators(
             snapshot,
             service,
@@ -114,9 +116,11 @@ class ServiceSources(NamedTuple):
             find_speeds=speeds.find_speeds,
             probes=speeds.probes,
         )
+
         is_in_kueue = kueue_report != NO_REPORT
         standing = None if is_in_kueue else self.find_standing(key, recall_standing(service.status.queue))
         facts = ViewFacts(self.pacer.may_roll_out(key), standing, kueue_report, chosen, has_claims=has_claims)
+
         # 2. The view, and the next step of the token, for which the Secret may be read meanwhile.
         view = build_view(snapshot, key, service, settings, facts)
         has_replicas, all_wait = _has_replicas(snapshot, service), waits_whole(view)
@@ -124,6 +128,7 @@ class ServiceSources(NamedTuple):
         token_step = await self.tokens.find_step(
             client, key, service, snapshot.now, has_replicas=has_replicas, all_replicas_wait=all_wait
         )
+
         return ServiceInputs(
             answer=self.prober.find_answer(key, view.question) if view.question is not None else None,
             view=view,
@@ -146,14 +151,20 @@ class ServiceSources(NamedTuple):
             self.prober.ask(key, effects.question, effects.proof)
         else:
             self.prober.forget(key)
-        # The target: the pods whose metrics are read.
+
+        # The target is the pods whose metrics are read.
         if effects.target is not None:
             self.meter.follow(key, effects.target)
         else:
             self.meter.forget(key)
-        self.pacer.set_waiting(key, effects.awaiting)  # Deployments that an update of Pomona is to change
+
+        # The pacer orders the services whose Deployments an update of Pomona is to change.
+        self.pacer.set_waiting(key, effects.awaiting)
+
+        # A prospect is a replica that it might have on another accelerator.
         if self.rooms is not None:
             self.rooms.follow(key, effects.prospects)
+
         if effects.is_gone:
             self.tokens.forget(key)
             self.speeds.forget(key)
@@ -227,6 +238,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     pauses = [token.again_seconds, replicas.again_seconds, replacement.again_seconds]
     pauses += [ROTATION_SECONDS if token.rotation or token.patch else None, chosen.again_seconds if chosen else None]
     awaiting, prospects = frozenset(replicas.awaiting), chosen.watched if chosen else {}
+
     # Effects go on in this process until the next decision, such as the probes of the question.
     effects = ServiceEffects(view.question, view.proof, target, awaiting=awaiting, prospects=prospects)
     return Plan(
@@ -251,6 +263,7 @@ def _report_status(view: ServiceView, inputs: ServiceInputs, traffic: Traffic, r
     # The cluster may have changed while the inputs were read: an answer about other replicas or endpoints is ignored.
     is_answer_current = inputs.view is not None and inputs.view.question == view.question
     answer = inputs.answer if is_answer_current else None
+
     # A new leader has no answer yet; `proof` is the one that the status shows for the same replicas and endpoints.
     status = build_status(view, answer or view.proof) | traffic.fields()
     status = inputs.speed.add_to(status, view.service.metadata.generation)
@@ -280,6 +293,8 @@ def _prune_pods(snapshot: Snapshot, view: ServiceView, beside: Sequence[tuple[Re
         may_prune = has_pods or has_successors
     if not may_prune:
         return ()
+
+    # Of what the service owns, delete all but what it still needs.
     metadata = view.service.metadata
     children = {kind: snapshot.children(kind, metadata.namespace, metadata.uid) for kind in OF_PODS}
     observed = [(kind, obj) for kind, objects in children.items() for obj in objects]
@@ -327,9 +342,11 @@ def _list_beside_pods(
     service = view.service
     if not (view.replicas.apply or view.replicas.keep):
         return ()
+
     model = snapshot.read(MODELS, ObjectKey(service.metadata.namespace, service.spec.model_ref), Model)
     # An engine that pulls the Model by itself must reach a registry.
     pulls = settings.network_policies and model is not None and format_of(model) == "ollama"
+
     return (
         *build_disruption_budget(service, share_one_node=model is not None and has_one_node(model)),
         *build_network_policy(service, settings, pulls=pulls),

@@ -101,22 +101,28 @@ def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCo
     children = snapshot.children(METAL_PROCESSES, metadata.namespace, metadata.uid)
     if not children:
         return NO_REPLICAS
+
+    # Left out are those that are being deleted, have stopped, or were rejected.
     processes = [
         process
         for process in decode_stored(store, METAL_PROCESSES, children, MetalProcess)
         if process.metadata.deletion_timestamp is None and process.status.phase not in HOLDS_NO_MEMORY
     ]
+
+    # Those with a place: a host that lives, and that they need not leave.
     hosts = read_hosts(store, {process.spec.host_name for process in processes})
-    # Those that have to leave their host, such as for a taint, or to move to a better one.
+    # Those that have to leave their host: by an order of an administrator (`read_orders`), or for a better host.
     displaced = find_displacements(processes, read_orders(store), service.spec.tolerations, list_moved(processes))
     placed = [
         process
         for process in processes
         if (name := process.spec.host_name) and not is_host_lost(name, hosts) and process.metadata.uid not in displaced
     ]
+
     # Hosts with a ready endpoint for the service, by which clients reach its process there.
     exposed = find_exposed_hosts(snapshot.store, metadata.namespace, metadata.name)
     ready = sum(process.status.phase == "Ready" and process.spec.host_name in exposed for process in placed)
+
     # Those without a host have waited since they were created.
     created = [process.metadata.creation_timestamp for process in processes if not process.spec.host_name]
     waiting_since = tuple(map(datetime.fromisoformat, created))

@@ -94,7 +94,8 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
     and devices, is None if a part of it is unknown, or if it is stated and there are no devices to which it applies.
     """
     workload = describe_workload(served)
-    estimated = estimate(workload, service.spec)  # by the headers; None: one lacks a part
+    # By the headers; None: one lacks a part that counts.
+    estimated = estimate(workload, service.spec)
     has_draft = any(companion.role == "draft" for companion in served.companions)
     draft_bytes = sum(estimated.draft) if estimated and estimated.draft else None
     # Further files (projectors and adapters) are a part of the estimate, and count for their own Models.
@@ -108,13 +109,15 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
         models.append(_measure_model(companion.name, model, draft_bytes if role == "draft" else further))
     memory = ReplicaMemory(tuple(models), is_stated=is_memory_stated(served), devices=devices)
 
-    # 2. That of container and devices. If a Model states its memory, the sum of all Models must be known, and counts
-    # for the devices only. Else a draft model (which proposes tokens) without an estimate leaves the whole unknown.
-    is_unknown = memory.stated_bytes is None if memory.is_stated else has_draft and draft_bytes is None
-    if is_unknown or (memory.is_stated and not devices):
+    # 2. That of container and devices. Stated memory counts for devices only, and must be known of all Models.
+    if memory.is_stated and (memory.stated_bytes is None or not devices):
+        return memory
+    # An estimate that lacks a part for the draft, a small model that proposes tokens, would be too low.
+    if not memory.is_stated and has_draft and draft_bytes is None:
         return memory
     if not devices:
         return memory._replace(in_pod=PodMemory(estimated) if estimated else None)
+
     on_devices = workload._replace(stated_bytes=memory.stated_bytes)
     return memory._replace(in_pod=estimate_pod(on_devices, service.spec, devices))
 
@@ -127,11 +130,13 @@ def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -
     """
     if model is None:
         return ModelMemory(name, stated_bytes=None, measured_bytes=None, least_bytes=None)
+
     if measured_bytes is not None and measured_bytes > _MOST_BYTES:
         measured_bytes = None
     stated = model.spec.stated_bytes
     if stated is not None and stated > _MOST_BYTES:
         stated = None
+
     least = model.status.size_bytes if measured_bytes is None else measured_bytes
     return ModelMemory(name, stated_bytes=stated, measured_bytes=measured_bytes, least_bytes=least)
 
@@ -141,6 +146,7 @@ def describe_workload(served: Served, stated_bytes: int | None = None) -> Worklo
 
     With `stated_bytes`, these count instead of the estimate.
     """
+    # A draft is a small model that proposes tokens; at most one of the companions is one.
     draft = next((companion.model for companion in served.companions if companion.role == "draft"), None)
     further = sum(
         further_bytes(companion.role, companion.model.status.size_bytes) or 0

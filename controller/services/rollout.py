@@ -122,8 +122,7 @@ def sort_processes(
 ) -> SortedProcesses:
     """Sort a service's processes by their next step: some are kept, and a surplus is deleted.
 
-    Superseded ones (of an earlier spec, or on a host lost or left) serve until kept ones do; those displaced from
-    their host are listed once more with the reason. Rejected ones tell which host to avoid, and finished ones may go.
+    Superseded ones serve until kept ones do. Rejected ones tell which host to avoid. Finished ones are deleted.
 
     Args:
         name: their `process_prefix`; None if it is not known: then processes of any spec are kept.
@@ -131,8 +130,8 @@ def sort_processes(
         observed: all existing processes.
         hosts: all registered hosts, by name.
         exposed: hosts whose endpoint for the service is ready; what is Ready elsewhere goes before what answers.
-        estimated: the wanted spec, if its memory is an estimate: then a bound process that differs in its memory only
-            is kept too. A better estimate, such as that of a later version, is no reason to load weights again.
+        estimated: the wanted spec, if its memory is an estimate: then a process that has a host and differs only in its
+            memory is kept, too, because a better estimate is no reason to load weights again.
         demands: the demands of the service on its hosts.
         displacements: why processes should leave their hosts, by uid.
     """
@@ -148,22 +147,23 @@ def sort_processes(
         has_stopped = process.status.phase in HOLDS_NO_MEMORY
         has_spec = name is None or is_current(process, name, estimated)  # None: any spec will do
         why = displacements.get(process.metadata.uid)
+
         if process.metadata.deletion_timestamp is not None:
             if host is not None and not has_stopped and not is_lost:  # it still holds memory
                 grouped.terminating.append(process)
         elif not has_spec and (has_stopped or host is None):
-            grouped.finished.append(process)
+            grouped.finished.append(process)  # of an earlier spec, without memory
         elif has_stopped and is_closed:
-            # The agent takes it after all once memory is free, and knows nothing of cordon and taints.
-            grouped.finished.append(process)
+            grouped.finished.append(process)  # its agent, which knows no cordon, would take it after all
         elif has_stopped:  # its host rejected or stopped it
             grouped.rejected.append(process)
         elif has_spec and not is_lost and why is None:
             usable.append(process)
         else:
-            grouped.superseded.append(process)
+            grouped.superseded.append(process)  # of an earlier spec, on a lost host, or to leave its host
             if has_spec and not is_lost and why is not None:
-                grouped.displaced.append(DisplacedProcess(process, why))
+                grouped.displaced.append(DisplacedProcess(process, why))  # listed once more
+
     usable.sort(key=lambda process: _rank_process(process, exposed))
     grouped.superseded.sort(key=lambda process: _rank_process(process, exposed))
     grouped.kept.extend(usable[:wanted])
@@ -200,7 +200,7 @@ def _rank_process(
         phase == "Pending",
         # Of equal ones, the oldest and then the one with the lowest number is kept.
         process.metadata.creation_timestamp,
-        len(name),
+        len(name),  # 2 before 10
         name,
     )
 
@@ -232,6 +232,7 @@ def plan_steps(
     # that it leaves) serves on, unless its successor waits for its memory.
     reachable = sum(process.status.phase == "Ready" and process.spec.host_name in exposed for process in grouped.kept)
     superseded_to_keep = max(0, wanted - reachable)
+
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
     expired, waits = _list_expired_rejections(grouped, now, has_all_ready=grouped.ready == wanted)
     delete = [
@@ -252,7 +253,9 @@ def plan_steps(
         created_at = parse_seconds(service.metadata.creation_timestamp) or 0.0
         places = itertools.chain(_list_inheritable_places(grouped, created_at), itertools.repeat(None))
         moves = itertools.chain(_list_unfollowed_moves(grouped), itertools.repeat(None))
-        create = tuple(_build_process(service, spec, *row) for row in zip(names, places, moves, strict=False))
+        rows = zip(names, places, moves, strict=False)
+        create = tuple(_build_process(service, spec, name, place, move) for name, place, move in rows)
+
     return MetalProcessSteps(
         create=create,
         patch=_list_edits(grouped, spec) if spec is not None else (),
@@ -277,6 +280,7 @@ def _patch_spec(process: MetalProcess, wanted: MetalProcessSpec) -> Patch:
     operations: list[Obj] = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": process.metadata.resource_version}
     ]
+
     # MUTABLE_FIELDS: priority, protection and drain, which restart no engine.
     for field in msgspec.structs.fields(MetalProcessSpec):
         value = getattr(wanted, field.name)
@@ -298,6 +302,7 @@ def _list_expired_rejections(
     for process in grouped.rejected:
         limit_seconds = AVOID_SECONDS if process.status.phase == "Rejected" else AVOID_STOPPED_SECONDS
         left_seconds = limit_seconds - _age_seconds(process, now)
+
         if left_seconds <= 0 or (has_all_ready and MOVES not in process.metadata.annotations):
             expired.append(process)
         else:
@@ -326,15 +331,19 @@ def _list_blocking_processes(
     """
     if grouped.terminating:
         return []
+
     undecided = []
     for process in grouped.kept:
         if process.spec.host_name is not None:
             continue
+
+        # A nomination, the promise of the queue, names the victims, which end for it.
         nomination = read_nomination(process)
         if nomination is None:
             undecided.append(process)
         elif named := [victim for victim in superseded if victim.metadata.uid in nomination.victims]:
             return named
+
     # Room is made for one at a time.
     return _find_blocking_processes(undecided[0], grouped, superseded, capacities, demands) if undecided else []
 
@@ -351,11 +360,16 @@ def _find_blocking_processes(
     Empty if it fits somewhere already, or if no host would have room for it even then. Hosts that rejected or displaced
     a replica of the service do not count.
     """
+    # The hosts that may take it.
     displaced_processes = (displaced.process for displaced in grouped.displaced)
     avoid = {process.spec.host_name for process in (*grouped.rejected, *displaced_processes)}
     eligible = list_eligible_hosts(require_host(waiting, demands), avoid, capacities)
+
+    # It fits already: it needs no more than the binding.
     if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible):
         return []
+
+    # Add up what superseded processes of one host would free, until there is room.
     for capacity in eligible:
         free_bytes, blocking = capacity.free_bytes, []
         for process in reversed(superseded):  # the least useful are last in the list

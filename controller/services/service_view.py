@@ -86,7 +86,7 @@ def build_view(
     # 1. Its replicas, and the blocker, because of which none can be created now: on one accelerator, or on several.
     pod_runtime = ""  # stays empty for one accelerator
     if chosen is None:
-        described_service = service
+        described_service = service  # the one that the remarks are about
         replica = check_replica(
             store, service, model, companions, settings, other_problem=kueue.problem, has_claims=facts.has_claims
         )
@@ -158,10 +158,12 @@ def _observe_replicas(
     pods = observe_pods(
         snapshot, service, checked.served, choice, wanted, settings=settings, may_roll_out=may_roll_out, label=label
     )
+
     # No pod is wanted: the replicas are on hosts, or none may be created.
     if checked.served is None or choice is None:
         hosts = observe_hosts(snapshot, service, checked.served, wanted, checked.memory.total_bytes)
         return combine_replicas((pods, hosts))
+
     # For each pod that is not ready yet, one earlier replica on a host stays, but does not count as ready.
     earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
     return combine_replicas((pods, msgspec.structs.replace(earlier, ready=(), problem=None)))

@@ -45,6 +45,7 @@ def list_parts(
 ) -> list[AcceleratorPart]:
     """Return a part for each accelerator that was chosen: the service as if it stated this one, and its check."""
     table, parts = read_pools(store, settings.vendors), []
+
     for share in chosen.shares:
         if share.replicas:
             stated = state_accelerator(service, share.accelerator, table, share.replicas)
@@ -61,12 +62,15 @@ def summarize_parts(
     The status has room for one accelerator's engine and memory: those of the first part that can be served, else of the
     first one. Without parts (nothing could be chosen, or none is wanted), they are the service as it is and no replica.
     """
+    # The first part that can be served, else the first one with its problem, else no replica.
     for part in parts:
         if part.replica.checked.served is not None:
             return part.replica, part.service, None
+
     if parts:
         first = parts[0]
         return first.replica, first.service, first.replica.checked.problem
+
     checked = CheckedService(served=None, problem=chosen.problem, model_problem=chosen.model_problem)
     replica = CheckedReplica(accelerator=None, checked=checked, devices=DeviceSizes(), choice=None)
     return replica, service, chosen.problem
@@ -99,18 +103,25 @@ def observe_several(
         settings: options of the controller.
         may_roll_out: True if it is the turn of the service to be replaced by an update.
     """
+    # By accelerator: the replicas that exist, those that are wanted, and those that are held beyond them.
     counts = count_replicas(snapshot, service, settings.vendors)
     chosen = {part.accelerator: part.service.spec.replicas for part in parts}
     held = hold_replicas(wanted, chosen, counts)
     labels = find_pod_labels(snapshot, service, settings.vendors)
+
+    # On each chosen accelerator, the chosen replicas and those that are held there.
     observed = [
         _observe_part(snapshot, part, held.get(part.accelerator, 0), labels, settings, may_roll_out=may_roll_out)
         for part in parts
     ]
+
+    # On hosts, if they are not chosen any more.
     if METAL not in chosen:
         # Without Models to serve (None), no process is created. Those that are held do not count as ready.
         held_on_hosts = observe_hosts(snapshot, service, None, held.get(METAL, 0))
         observed.append(replace(held_on_hosts, ready=(), problem=None))
+
+    # In pods of accelerators that are not chosen any more.
     observed += [
         hold_pods(snapshot, service, label, held.get(accelerator, 0))
         for accelerator, label in labels
@@ -129,7 +140,9 @@ def hold_replicas(wanted: int, chosen: Mapping[str, int], counts: Mapping[str, R
         chosen: the number of replicas that are to be on each accelerator.
         counts: the replicas that are on each accelerator.
     """
+    # The chosen replicas that are not ready yet, anywhere.
     missing = wanted - sum(min(counts.get(name, NO_REPLICAS).ready, number) for name, number in chosen.items())
+
     held: dict[str, int] = {}
     # Those with the most ready replicas first, equal ones by name.
     for name in sorted(sorted(counts), key=lambda name: counts[name].ready, reverse=True):
@@ -154,6 +167,7 @@ def _observe_part(
     """
     service, checked, choice = part.service, part.replica.checked, part.replica.choice
     kept_and_new = service.spec.replicas + held
+
     if part.accelerator == METAL:
         replicas = observe_hosts(snapshot, service, checked.served, kept_and_new, checked.memory.total_bytes)
     else:
@@ -169,8 +183,10 @@ def _observe_part(
             label=label,
             is_one_of_several=True,
         )
+
         if checked.served is None:  # nothing is built for this accelerator, and its Deployments must not be pruned
             owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
             kept = tuple((DEPLOYMENTS, deployment) for deployment in owned if accelerator_label(deployment) == label)
             replicas = replace(replicas, keep=kept)
+
     return replace(replicas, ready=replicas.ready[:kept_and_new], problem=checked.problem or replicas.problem)

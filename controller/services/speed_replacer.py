@@ -144,11 +144,13 @@ class SpeedReplacer:
         the administrator has switched replacements off, else it goes on. Without one, the worst replica begins one,
         unless something holds it where it is. Reason and detail are those of the conditions that report it.
         """
+        # 1. The degraded replicas: those that are slow, and those that do not fit.
         service, last = view.service, view.service.status.replacement
         watched = self.watch.follow(key, list_expected(snapshot, view, classes, self._settings))
         degraded = (*watched.slow, *list_misfits(snapshot, view, classes, self._settings))
         facts = describe_service(snapshot, view, self._settings)
-        # A replacement under way is dropped or goes on. Without one, a new one begins, or a hold says why none does.
+
+        # 2. A replacement under way is dropped or goes on. Without one, a new one begins, or a hold says why none does.
         again_seconds: float | None
         if last is not None and is_active(last) and not self.watch.rules.is_on:
             # The pods follow from `status.replacement`, which is removed.
@@ -172,9 +174,12 @@ class SpeedReplacer:
                 reason, detail, again_seconds = hold.reason, hold.message, hold.again_seconds
             else:
                 reason, detail, again_seconds = "", "", None
+
+        # 3. Note the state for the decisions about other services.
         if not is_active(last):
             self._moving.discard(key)
         self._last_replacements[key] = last
+
         conditions = _list_conditions(service, degraded, facts, last, (reason, detail))
         return ReplacementReport(replacement=last, conditions=conditions, again_seconds=again_seconds)
 
@@ -189,6 +194,7 @@ class SpeedReplacer:
         made = progress.replacement
         if made.ended_at is None or made.outcome is None:
             return made, progress.again_seconds
+
         self._count(made.outcome)
         fields = {"outcome": made.outcome, "place": made.from_place, "to": made.to_place, "message": made.message}
         log.info("replacement_ended", service=str(key), **fields)
@@ -208,6 +214,8 @@ class SpeedReplacer:
         """
         key = ObjectKey(view.service.metadata.namespace, view.service.metadata.name)
         worst, rules = pick_worst(degraded), self.watch.rules
+
+        # A rule may hold it, such as the cool-down of its namespace, or a replacement of another service.
         others_in_namespace = [
             replacement
             for other, replacement in self._last_replacements.items()
@@ -215,13 +223,18 @@ class SpeedReplacer:
         ]
         is_other_moving = bool(self._moving - {key})
         hold = find_hold(last, facts, others_in_namespace, snapshot.now, rules, is_other_moving=is_other_moving)
+
+        # Its pod must still be there.
         leaving = find_replica(worst, facts.replicas)
         if hold is not None or leaving is None:
             return hold or _GONE  # _GONE: its pod is about to end
+
+        # There must be a place that is fast enough, or on which it fits.
         least_tokens_per_second = least_speed(worst, rules)
         better_place = self._find_better_place(snapshot, view, worst, least_tokens_per_second)
         if isinstance(better_place, ReplacementHold):
             return better_place
+
         made = begin_replacement(worst, leaving, least_tokens_per_second, better_place, snapshot.now)
         log.warning("replacement_began", service=str(key), place=worst.place, better=better_place, message=made.message)
         return made
@@ -234,6 +247,7 @@ class SpeedReplacer:
         It must reach `least_tokens_per_second`, or fit if that is 0. The queue compares the room for a prospect: a
         further replica of the service, which may not be on the present place.
         """
+        # 1. A further replica of the service, as the queue would place it.
         service, accelerator, store = view.service, view.accelerator, snapshot.store
         model, companions = read_models(snapshot, service)
         checked = check_candidate(
@@ -241,6 +255,8 @@ class SpeedReplacer:
         )
         if checked.prospect is None:
             return ReplacementHold("NotReady", checked.problem.message if checked.problem else "its Model is not known")
+
+        # 2. The best room for it elsewhere; None: there is none.
         unit, pod = checked.prospect
         elsewhere = restrict_to_better_place(unit, degraded.place, least_tokens_per_second)
         place = self._rooms.find_best(ProspectiveReplica(elsewhere, pod))
@@ -250,6 +266,7 @@ class SpeedReplacer:
                 f"no other node with room is known to {better}: look for what else uses {degraded.place}, or add a node"
             )
             return ReplacementHold("NoBetterPlace", message, self.watch.rules.check_seconds)
+
         return place.cell.id
 
 
@@ -263,9 +280,11 @@ def list_misfits(
     tight = {speed.device_class: speed for speed in classes if speed.refusal == "TooTight" or speed.fit == "too_tight"}
     if not tight:
         return []
+
     accelerators, degraded = (view.accelerator or "").split(","), list[DegradedReplica]()
     # Where replicas answer: kind and name of the host or node.
     places = {("host", endpoint.host) if endpoint.host else ("node", endpoint.node) for endpoint in view.own_endpoints}
+
     for kind, name in sorted(places):
         device_class = find_replica_class(snapshot, view.service, accelerators, name, settings.vendors)
         if device_class in tight:
@@ -283,11 +302,14 @@ def list_expected(
     """
     speeds = {speed.device_class: float(speed.low or speed.tokens_per_second or 0) for speed in classes}
     accelerators = (view.accelerator or "").split(",")
+
+    # Pods on one node have the same speed, which is looked up once; 0: unknown.
     expected: dict[Endpoint, float] = {}
     by_node: dict[str, float] = {}
     for endpoint in view.own_endpoints:
         if endpoint.host or not endpoint.node:
             continue
+
         if endpoint.node not in by_node:
             device_class = find_replica_class(snapshot, view.service, accelerators, endpoint.node, settings.vendors)
             by_node[endpoint.node] = speeds.get(device_class or "", 0.0)
@@ -357,6 +379,7 @@ def _list_conditions(
             worst = pick_worst(degraded_of_kind)
             state = describe_degraded(worst, find_replica(worst, facts.replicas))
             message = state if reason == _REPLACING else f"{state}; it stays: {detail}"
+
         generation = service.metadata.generation
         conditions.append(condition(kind, true=True, reason=reason, message=message, generation=generation))
     return tuple(conditions)

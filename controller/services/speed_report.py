@@ -52,6 +52,7 @@ class SpeedReport(NamedTuple):
             reported["placement"] = without_defaults(self.placement)
         if self.performance is not None:
             reported["performance"] = without_defaults(self.performance)
+
         further = [describe_fit(self.classes, generation)] if self.classes else []
         if self.problem is not None:
             reason, message = self.problem
@@ -79,19 +80,24 @@ class SpeedSources(NamedTuple):
 
         From now on, if it can be served and has no companions, a changed measurement of its Model enqueues it.
         """
+        # 1. The speed on each device class; a choice of accelerators has it already.
         if view.accelerator_choice is not None:
             classes = view.accelerator_choice.speeds
         else:
             classes = self.find_speeds(key, view.service, view.accelerator, view.served)
-        # Measurements are made without companions.
+
+        # 2. The key of its measurements, which are made without companions; empty: it has none.
         model_hash = ""
         if view.served is not None and not view.served.companions:
             model_hash = hash_model(view.served.model, view.served.runtime, view.service.spec)
-        # The note of the queue about the replica that it placed last; None: this leader has placed none.
+
+        # 3. The last place of a replica, by the note of the queue; None: this leader has placed none.
         note = self.notes.find(key) if self.notes is not None else None
         placement = report_placement(note, view.service.status.placement, classes, view.replicas.nodes)
         if placement is not None and note is not None:
             placement = replace(placement, basis=self._find_basis(key, view, classes, placement.device_class))
+
+        # 4. The measured speed where replicas are, or why there is none.
         performance = problem = None
         if self.measured is not None:
             problem = self.measured.find_problem(key)
@@ -100,6 +106,8 @@ class SpeedSources(NamedTuple):
                 performance = self.measured.find_performance(key, model_hash, places)
             else:
                 self.measured.forget(key)  # it shows no measured speed
+
+        # 5. The replacement of a slow replica.
         replacement = self.replacer.report(snapshot, key, view, classes) if self.replacer is not None else None
         return SpeedReport(classes, placement, performance, problem, replacement)
 
@@ -138,6 +146,7 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
     """
     fitting = [speed for speed in classes if speed.refusal is None and speed.fit not in {None, "too_tight"}]
     unknown = [speed for speed in classes if speed.refusal is None and speed.fit is None]
+
     true: bool | None = False  # None: the condition is Unknown
     if fitting:
         best = fitting[0]  # the classes are sorted, the fastest first

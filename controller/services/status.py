@@ -165,16 +165,23 @@ def judge_ready(inputs: ReadyInputs) -> ReadyVerdict:
     that answered is left, or no replica is wanted any more.
     """
     probe, problem = inputs.probe, inputs.problem
+    # 1. No replica is wanted.
     if inputs.suspended:
         return ReadyVerdict(False, "Suspended", "spec.suspend is true: set it to false to serve again")
     if not inputs.wanted:
         return ReadyVerdict(False, "ScaledToZero", "spec.replicas is 0: set it to 1 or more to serve again")
+
+    # 2. A probe has an answer.
     if probe is not None and not probe.ok:
         return ReadyVerdict(False, probe.reason, probe.message)
     if probe is not None:
         return ReadyVerdict(True, "Serving", f"{probe.message}; {problem.message}" if problem else probe.message)
+
+    # 3. It was Ready, and some of the replicas that answered are left.
     if inputs.was_ready:
         return _judge_without_answer(inputs)
+
+    # 4. It was not: say what it waits for.
     if problem is not None:
         return ReadyVerdict(False, problem.reason, problem.message)
     if inputs.can_be_probed:
@@ -199,12 +206,14 @@ def _judge_without_answer(inputs: ReadyInputs) -> ReadyVerdict:
     # Nothing has changed, so the condition stays as it is.
     if problem is None and is_same_spec and inputs.last_reason == "Serving":
         return ReadyVerdict(True, "Serving", inputs.last_message)
+
     if problem is None:
         reason, state = "Probing", "waiting for the replicas to generate a first token"
     elif is_same_spec:
         reason, state = problem.reason, problem.message
     else:
         reason, state = problem.reason, f"the latest spec is not rolled out yet: {problem.message}"
+
     return ReadyVerdict(True, reason, f"still serving; {state}", keeps_generation=True)
 
 
@@ -230,12 +239,16 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
     """
     metadata = view.service.metadata
     inputs = _read_ready_inputs(view, probe)
+
+    # 1. Ready, and the proof: the digest of the question that was answered.
     ready = build_ready_condition(inputs)
     proof = ""
     if probe is not None and probe.ok and view.question is not None:
         proof = view.question.digest
     elif _is_true(ready):  # by an earlier answer, whose proof stays
         proof = view.service.status.proof
+
+    # 2. The fields that may have no value.
     choice = view.accelerator_choice
     accelerator = choice.accelerator if choice is not None else view.accelerator or ""
     optional = {
@@ -248,6 +261,8 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "queue": _build_queue(view),
         "proof": proof,
     }
+
+    # 3. All fields.
     return {
         "observedGeneration": metadata.generation,
         "phase": pick_phase(inputs, ready),
@@ -293,6 +308,7 @@ def build_ready_condition(inputs: ReadyInputs) -> Obj:
 def _read_ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
     """Return what Ready and the phase follow from: the view, the last probe, and the last condition Ready."""
     last = find(view.service.status.conditions, READY)
+    # Endpoints of the Service, of replicas or foreign.
     addresses = sorted({endpoint.address for endpoint in view.endpoints})
     return ReadyInputs(
         suspended=view.service.spec.suspend,
@@ -342,6 +358,7 @@ def _find_mixed_schemes(endpoints: tuple[Endpoint, ...], *, has_pods: bool) -> S
     plain = [endpoint for endpoint in endpoints if endpoint.scheme == "http"]
     if not plain or len(plain) == len(endpoints):
         return None
+
     hosts = sorted({endpoint.host for endpoint in plain if endpoint.host})
     if hosts:
         names = ", ".join(hosts)
@@ -353,6 +370,7 @@ def _find_mixed_schemes(endpoints: tuple[Endpoint, ...], *, has_pods: bool) -> S
         )
     else:
         return None
+
     return ServiceProblem("MixedEndpoints", message, "Degraded")
 
 
@@ -368,6 +386,7 @@ def _build_model_condition(view: ServiceView) -> Obj:
     problem, generation = view.model_problem, view.service.metadata.generation
     if problem is not None:
         return condition(MODEL_READY, true=False, reason=problem.reason, message=problem.message, generation=generation)
+
     names = [view.service.spec.model_ref, *(companion.name for companion in list_companions(view.service.spec))]
     message = f"{'Models' if len(names) > 1 else 'Model'} {', '.join(names)} can be served"
     if view.blocker is None:

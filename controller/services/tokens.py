@@ -96,6 +96,7 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
         service_uid: the service.
         wanted: the result of `digest_rotation_request`.
     """
+    # 1. What the Secret notes, and who asks for another token.
     annotations = secret["metadata"].get("annotations") or {}
     token = _read_token(secret)
     noted_digest = annotations.get(TOKEN_DIGEST)
@@ -103,15 +104,20 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
     edited = is_edited(secret, service_uid)
     secret_asks = ROTATE_TOKEN in annotations
     service_asks = is_new_rotation(wanted, rotation)
+
+    # 2. Nothing is to do if this token is noted already, and nobody asks for another one.
     is_noted = noted_digest is not None and bool(token)
     if is_noted and not (edited or secret_asks or service_asks):
         return None
-    # A replacement has the digest of the service's annotation or a new identifier; a mere note leaves it as it is.
+
+    # 3. The rotation: the digest of the service's annotation, or a new identifier; a mere note leaves it as it is.
     if service_asks:
         rotation = wanted
     elif edited or secret_asks or not token:
         rotation = next_rotation(rotation)
-    must_replace = not token or (not edited and (secret_asks or service_asks))  # the token of an edit is only noted
+
+    # 4. The token: a new one, or the one that is only noted.
+    must_replace = not token or (not edited and (secret_asks or service_asks))
     if must_replace:
         token = secrets.token_urlsafe(TOKEN_BYTES).encode()
         return _patch_secret(secret, service_uid, rotation, token, replace=True)
@@ -143,6 +149,7 @@ def _patch_secret(secret: Obj, service_uid: str, rotation: str, token: bytes, *,
     metadata = secret["metadata"]
     noted = {TOKEN_DIGEST: _token_digest(service_uid, token)} | ({TOKEN_ROTATION: rotation} if rotation else {})
     kept = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != ROTATE_TOKEN}
+
     operations: list[Obj] = [
         # The patch fails if the Secret has another version by now.
         {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
@@ -207,10 +214,12 @@ class KnownTokens:
         """
         key = _secret_key(service_key)
         uid, cached, wanted = service.metadata.uid, self._cached.get(key), digest_rotation_request(service)
+
         # A cached Secret is used until it is due again, or as long as all replicas wait.
         is_fresh = (
             cached is not None and cached.service_uid == uid and (all_replicas_wait or now < cached.read_again_at)
         )
+
         if cached is None or not is_fresh or is_new_rotation(wanted, cached.rotation):
             if cached is None and not service.status.conditions:
                 # A new service. If an earlier leader has made the Secret already, its creation fails as a conflict.
@@ -225,12 +234,15 @@ class KnownTokens:
                 # Replicas have the token of a Secret that was deleted: they are to follow the new one.
                 rotation = next_rotation(wanted) if has_replicas else ""
                 return TokenStep(_make_token(), rotation)
+
+            # Another owner has a Secret of this name: the creation fails, and that is reported.
             if not is_token_secret(secret, uid):
                 self._cached.pop(key, None)
                 return TokenStep(_make_token())
             if patch := decide_rotation(secret, uid, wanted):
                 return TokenStep(patch=patch)
             cached = self._cached[key] = _build_cache_entry(secret, uid, now)
+
         # Empty: the status has this replacement already.
         rotation = "" if cached.rotation == service.status.token_rotation else cached.rotation
         due = _find_due_time(uid, now) if all_replicas_wait else cached.read_again_at
@@ -255,21 +267,27 @@ class KnownTokens:
 
         Raises as `Client`.
         """
+        # 1. The cached token, if it is that of the replacement.
         cached = self._cached.get(key)
         if cached is not None and self.is_known(key, service_uid, rotation):
             return cached.token
+
+        # 2. Else that of the Secret.
         try:
             secret = await client.get(SECRETS, key.name, key.namespace)
         except NotFound:
             secret = None
+
         # While this task was reading, another one may have cached a later state of the Secret, which must stay.
         is_newer_known = self._cached.get(key) is not cached  # another entry by now
         if secret is None or not is_token_secret(secret, service_uid):
             if cached is not None and cached.service_uid == service_uid and not is_newer_known:
                 del self._cached[key]
             return None
+
         if not is_newer_known:
             self._cache(secret, service_uid, self._now())
+
         token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
         return token
 

@@ -92,14 +92,18 @@ def parse_series(text: bytes, names: Collection[str]) -> dict[str, float]:
     """
     totals: dict[str, float] = {}
     lines = b"\n" + text
+
     for name in names:
         prefix, end = b"\n" + name.encode(), 0
         for _ in range(MOST_LINES):
             begin = lines.find(prefix, end)
             if begin < 0:
                 break
+            # The end of the line: the next line break, or the end of the text.
             end = lines.find(b"\n", begin + 1)
             end = len(lines) if end < 0 else end
+
+            # The rest of the line is labels and the number.
             if (value := _read_number(lines[begin + len(prefix) : end])) is not None:
                 totals[name] = totals.get(name, 0.0) + value
     return totals
@@ -128,18 +132,22 @@ def measure_traffic(before: Mapping[Endpoint, MetricsSample], after: Mapping[End
     A pod that was read once does not count yet; if none counts, the traffic is unknown.
     """
     per_minute, requests, seconds, is_known = 0.0, 0.0, 0.0, False
+
     # REQUESTS and SECONDS are counters of the proxy: requests that have ended, and how long they took together.
     for endpoint, sample in after.items():
         earlier = before.get(endpoint)
         if REQUESTS not in sample.values or earlier is None or sample.at <= earlier.at:
             continue
+
         is_known = True
         increase = find_increase(earlier, sample, REQUESTS)
         requests += increase
         per_minute += increase * 60 / (sample.at - earlier.at)
         seconds += find_increase(earlier, sample, SECONDS)
+
     if not is_known:
         return UNKNOWN_TRAFFIC
+
     # A single request counts as none: it may be the question that the controller itself asks every ten minutes.
     requests_per_minute = min(round(per_minute), MOST) if requests > 1 else 0
     average_ms = min(round(seconds * 1000 / requests), MOST) if requests_per_minute else None
@@ -190,10 +198,12 @@ def combine_traffic(one: Traffic, other: Traffic) -> Traffic:
     """Return the sum of two traffics; a number that is unknown in one of them is that of the other."""
     requests = [part.requests_per_minute for part in (one, other) if part.requests_per_minute is not None]
     rates = [part.tokens_per_second for part in (one, other) if part.tokens_per_second is not None]
+
     # The average duration is weighted by the requests.
     timed = [(part.requests_per_minute or 0, part.average_ms) for part in (one, other) if part.average_ms is not None]
     timed_requests = sum(number for number, _ in timed)
     total_ms = sum(number * duration_ms for number, duration_ms in timed)
+
     return Traffic(
         requests_per_minute=min(sum(requests), MOST) if requests else None,
         average_ms=min(round(total_ms / timed_requests), MOST) if timed_requests else None,

@@ -121,7 +121,10 @@ class TrafficMeter:
     """
 
     def __init__(self, show_tokens: ShowTokens = lambda _key, _rates: None, watch: SpeedWatch | None = None) -> None:
-        """Begin with no service; `follow` adds them, and `run` reads those that are due."""
+        """Begin with no service; `follow` adds them, and `run` reads those that are due.
+
+        The watch compares the speed of a single request with the one that is expected, to find slow replicas.
+        """
         self._show_tokens = show_tokens
         self._watch = watch
         self._services: dict[ObjectKey, _MeteredService] = {}
@@ -151,6 +154,7 @@ class TrafficMeter:
         self._pods += _count_pods(target)
         if service is not None:
             self._pods -= _count_pods(service.target)
+
         if service is None or service.target.service_uid != target.service_uid:
             now = asyncio.get_running_loop().time()
             self._services[key] = service = _MeteredService(target, now)
@@ -191,20 +195,28 @@ class TrafficMeter:
         service = self._services.get(key)
         if service is None:
             return None
+
+        # 1. Read the pods.
         samples = await self._read_pods(session, leading, key, service)
         if self._services.get(key) is not service:
             # Another service of this name is read at moments of its own.
             return None
+
+        # 2. Report the speeds and the traffic.
         now = asyncio.get_running_loop().time()
         self._report_speeds(key, service, samples, now)
         measured = self._measure(key, service, samples, now)
         _report(service, measured, leading, key, now)
+
+        # 3. Find the pause: short while there are requests.
         service.failures = 0 if len(samples) == _count_pods(service.target) else service.failures + 1
         pause = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
         # Speeds are read at the end of each window of the watch, so no later than that.
         if self._watch is not None:
             pause = min(pause, service.next_speed_at - now)
+        # A second at least, and longer if there are very many pods.
         pause = self._stretch_pause(max(pause, LEAST_SECONDS))
+
         # The service is due again after this pause, which doubles with each failure in a row.
         return min(pause * 2.0**service.failures, max(pause, FAILING_SECONDS))
 
@@ -220,10 +232,13 @@ class TrafficMeter:
         readings = service.readings
         while len(readings) > 1 and readings[1].at <= now - MINUTE_SECONDS:
             readings.popleft()
-        # The oldest sample of each pod, which replaces newer ones: of one that came later, its first.
+
+        # The oldest sample of each pod: readings are taken in reverse order, so that older samples replace newer ones.
         before = {pod: sample for reading in reversed(readings) for pod, sample in reading.samples.items()}
         if samples:
             readings.append(_Reading(now, samples))
+
+        # The traffic between these and the new samples.
         measured, rates = measure_traffic(before, samples), measure_tokens(before, samples)
         if measured == UNKNOWN_TRAFFIC and not rates:
             # The first reading of a pod says nothing yet.
@@ -232,6 +247,8 @@ class TrafficMeter:
             readings.clear()
             self._show_tokens(key, {})
             return UNKNOWN_TRAFFIC
+
+        # Show the tokens in the metrics, and their sum in the traffic.
         service.read_at = now
         if not rates:
             return measured
@@ -249,12 +266,14 @@ class TrafficMeter:
         """
         if self._watch is None or now < service.next_speed_at:
             return
+
         speeds = measure_streams(service.stream_baselines, samples)
         # A pod that generated too few tokens is compared with its earlier sample once more.
         earlier = {
             pod: sample for pod, sample in service.stream_baselines.items() if pod in samples and pod not in speeds
         }
         service.stream_baselines = {**samples, **earlier}
+
         service.next_speed_at = now + self._watch.window_seconds
         self._watch.add_readings(key, speeds, now)
 
@@ -271,11 +290,13 @@ class TrafficMeter:
             if not isinstance(token, str):
                 return {}
             service.token = token
+
         pods = target.endpoints[:MOST_PODS]
         samples = await asyncio.gather(*(self._read_pod(session, endpoint, service.token) for endpoint in pods))
         if None in samples:
             # The token may have been replaced.
             service.token = ""
+
         return {pod: sample for pod, sample in zip(pods, samples, strict=True) if sample is not None}
 
     async def _read_pod(self, session: aiohttp.ClientSession, endpoint: Endpoint, token: str) -> MetricsSample | None:
