@@ -73,10 +73,12 @@ def plan_copies(
     # 2. The replicas beside each of them, and the copies that are being made, for which some replicas wait.
     expected = _count_expected(snapshot, model, path)
     chosen = choose_copies(wanted, {name: count_pods(copy) for name, copy in usable.items()}, expected)
+
     problem = None
     if expected and sum(chosen.values()) < wanted:
         message = f"waiting for a copy of Model {model.metadata.name} on another node"
         problem = ServiceProblem("Downloading", message, "Downloading")
+
     # A replica that was refused beside one copy is tried beside another, and its refused pod stays: it counts twice.
     surplus = min(pods.refused, max(0, pods.total - wanted))
     replicas = [(usable[name], number) for name, number in chosen.items()]
@@ -94,6 +96,7 @@ def _count_expected(snapshot: Snapshot, model: Model, path: str) -> int:
     A copy is a PersistentVolumeClaim that a Job fills. One counts until it is verified, unless it is being deleted, or
     all Jobs for it have failed or found no node with room.
     """
+    # 1. The claims that are to hold these weights, and do not hold them yet.
     namespace, verified = model.metadata.namespace, {copy.name for copy in model.status.copies}
     expected = {
         claim["metadata"]["name"]
@@ -104,6 +107,8 @@ def _count_expected(snapshot: Snapshot, model: Model, path: str) -> int:
     }
     if not expected:
         return 0
+
+    # 2. Those of them that a Job may still fill.
     running_claims: set[str] = set()
     failed_claims: set[str] = set()
     for job in snapshot.children(JOBS, namespace, model.metadata.uid):
@@ -112,5 +117,6 @@ def _count_expected(snapshot: Snapshot, model: Model, path: str) -> int:
         has_failed = outcome.state in {"Failed", "Broken"} or any(map(is_refused, pods))
         claims_of_outcome = failed_claims if has_failed else running_claims
         claims_of_outcome.update(mounted_claims(job["spec"]["template"]["spec"]))
+
     # A copy whose Jobs have all failed (none of them is running) may succeed later, but replicas do not wait for it.
     return len(expected - (failed_claims - running_claims))

@@ -52,14 +52,18 @@ def choose_engine(
     vendor = settings.vendors.get(accelerator or "")
     if checked.served is None or accelerator is None or vendor is None or not vendor.in_pods:
         return None
+
+    # The memory that the container requests: as stated, else as computed.
     stated, needed = service.spec.resources.memory, checked.memory
     memory = needed.container_bytes if stated is None else stated
     if memory is None:
         return None
+
     runtime = checked.served.runtime
     is_estimate = stated is None and needed.in_pod is not None  # `in_pod` is computed from the header of the weights
     header = checked.served.model.status.gguf
     unfit = list_unfit_families(header.quantization if header else "", runtime, accelerator)
+
     return EngineChoice(
         runtime=runtime,
         accelerator=accelerator,
@@ -104,9 +108,12 @@ def mounted_weights(model: Model, copy: NodeCopy | None = None) -> MountedWeight
     """
     if copy is not None:
         return MountedWeights(claim=copy.name, path=copy.path, size_bytes=model.status.size_bytes, node=copy.node)
+
     if format_of(model) == "ollama":
         # Ollama pulls them from the source by itself. Their size is unknown, and at most the memory that is stated.
         return MountedWeights(claim=None, path=model.spec.source, size_bytes=model.spec.stated_bytes)
+
+    # On the one volume of the Model, or in its image.
     return MountedWeights(
         claim=cached_claim(model),
         path=cache_path(model),
@@ -155,6 +162,7 @@ def build_deployment(
     own_labels = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
     own_labels |= {LABEL_ACCELERATOR: label} if label else {}
     selector = {LABEL_SERVICE: owner.name, **own_labels}
+
     all_weights = (weights, *(of_companion for _companion, of_companion in companions))
     # By these labels, pods of a volume that is on one node at a time find each other; `mark` is the value.
     claims = label_claims(
@@ -179,6 +187,7 @@ def build_deployment(
     }
     if devices.need is not None:
         spec["template"] = add_claim(spec["template"], owner.name, devices.need)
+
     name = name_deployment(owner.name, weights, label)
     resource, made = child(DEPLOYMENTS, name, INFERENCE_SERVICES, owner, own_labels | kueue, spec=spec)
     return resource, set_gate(made, is_gated=is_queued(service, devices, settings))

@@ -139,11 +139,14 @@ def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetim
     waiting = [pod for pod in observed.pods if waits_for_kueue(pod) and placed_templates - {_template_of(pod)}]
     if not waiting:
         return None
-    since = min(datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) for pod in waiting)
+
     # Any new pod waits for Kueue for a moment, so the earlier ones stay for some time.
+    since = min(datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) for pod in waiting)
     seconds_left = KUEUE_SECONDS - (now - since).total_seconds()
     if seconds_left > 0:
         return Replacement(SURGE, again_seconds=seconds_left)
+
+    # One earlier pod makes way.
     unplaced = max(0, replicas - len(placed))
     return Replacement(_build_rolling_update(surge=0, unavailable=1 + unplaced))
 
@@ -165,6 +168,7 @@ def _limit_unavailable(present: object, observed: ObservedDeployment, replicas: 
     """
     if not isinstance(present, int):  # absent, or a percentage that somebody else wrote
         return most
+
     # The replicas that scaling adds, negative if it removes some.
     added = replicas - observed.replicas
     if added > 0 and not is_changing(observed.obj):
@@ -189,6 +193,7 @@ def _pair_refused_with_earlier(observed: ObservedDeployment, placed: Sequence[Ob
     # before, which is about to be deleted.
     if status.get("readyReplicas") and not status.get("updatedReplicas"):
         return []
+
     refused = {_template_of(pod): pod for pod in observed.pods if is_refused(pod)}
     pairs = ((new, [pod for pod in placed if _template_of(pod) != name]) for name, new in refused.items())
     return [(new, earlier) for new, earlier in pairs if earlier]
@@ -212,6 +217,7 @@ def _fits_in_place_of_one(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj
         node = store.get(NODES, name)
         if node is None or not admits(node, new["spec"]) or not may_follow(new, pod, placed):
             continue
+
         if name not in taken_by_ours:
             our_pods = store.by_index(PODS, NODE_INDEX, name)
             requests = (store.derive(PODS, our, "requests", partial(sum_requests, our["spec"])) for our in our_pods)

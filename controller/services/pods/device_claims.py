@@ -66,11 +66,13 @@ def find_selector_problem(
             f"hardware.deviceSelector is stated, but no DRA driver of accelerator {accelerator} is known: use "
             "hardware.products and hardware.memory, or add driver to the controller's --vendors file"
         )
+
     if service.spec.scheduling.mode == "Kueue":
         return (
             "hardware.deviceSelector is stated, and scheduling.mode is Kueue, for which Pomona makes no claims: "
             "remove one of them"
         )
+
     plugin_fields = {
         "resource": hardware.resource,
         "memory": hardware.memory,
@@ -82,6 +84,8 @@ def find_selector_problem(
             f"hardware.{stated_field} is about devices of a device plugin, and hardware.deviceSelector claims others: "
             "state in deviceSelector what the devices must be, and remove the other"
         )
+
+    # The driver must state all that the selector compares.
     if selector.memory is not None and not driver.states_memory:
         return (
             f"hardware.deviceSelector.memory cannot be enforced for accelerator {accelerator}, whose driver "
@@ -98,6 +102,7 @@ def _find_attribute_problem(attribute: DeviceAttribute, driver: DeviceDriver) ->
         return f"{field} is no attribute of driver {driver.name}: use one of {_list_known(driver)}"
     if attribute.at_least is not None and type_ not in _ORDERED:
         return f"{field} is of type {type_}, which has no atLeast: state values"
+
     # _FORMS has the pattern of the values of a type, and its name for people; _ORDERED the types that have an order.
     pattern, form = _FORMS[type_]
     compared = attribute.values if attribute.at_least is None else [attribute.at_least]

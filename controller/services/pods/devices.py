@@ -54,20 +54,25 @@ def request_devices(service: InferenceService, vendor: Vendor) -> DeviceRequest:
 def find_hardware_problem(service: InferenceService, accelerator: Accelerator, vendor: Vendor) -> str | None:
     """Return the first field about devices that contradicts another one or the vendor, with the way out, or None."""
     hardware, gpu = service.spec.hardware, service.spec.resources.gpu
+    # 1. Fields that contradict each other or the accelerator.
     if gpu is not None and hardware.count is not None and gpu != hardware.count:
         return f"hardware.count is {hardware.count} and resources.gpu is {gpu}: remove resources.gpu"
-    stated = _list_stated(hardware, gpu)
     if mode := _refuse_mode(service, accelerator, vendor):
         return mode
+    stated = _list_stated(hardware, gpu)
     if vendor.resource is None:
         if not stated:
             return None
         return f"{stated[0]}, but accelerator {accelerator} has no devices: remove it"
+
+    # 2. Devices are claimed by a selector, or counted by a resource of the vendor.
     if hardware.device_selector is not None:
         return find_selector_problem(service, hardware.device_selector, accelerator, vendor)
     if hardware.resource is not None and not vendor.offers(hardware.resource):
         offered = " or ".join((vendor.resource, *vendor.further_resources))
         return f"hardware.resource {hardware.resource} is none of accelerator {accelerator}: use {offered}"
+
+    # 3. The nodes must state what is demanded of the devices.
     wants_product = hardware.products or hardware.preferred_products
     if wants_product and vendor.product_label is None:
         return (
@@ -117,17 +122,21 @@ def build_node_affinity(hardware: ServiceHardware, vendor: Vendor, unfit: Sequen
         vendor: its accelerator.
         unfit: architectures on which the engine cannot serve the weights; products that are stated were checked.
     """
+    # 1. What nodes must have: a product, or none of the unfit architectures, and devices with enough memory.
     required: list[Obj] = []
     if hardware.products and vendor.product_label:
         required.append({"key": vendor.product_label, "operator": "In", "values": sorted(hardware.products)})
     elif unfit and vendor.family_label:
         values = sorted(value for family in unfit for value in list_family_labels(family))
         required.append({"key": vendor.family_label, "operator": "NotIn", "values": values})
+
     if hardware.memory is not None and vendor.memory_label:
         required.append(_require_memory(vendor, vendor.memory_label, hardware.memory))
         if vendor.shared_label:  # a shared device has less memory for each pod
             values = list(vendor.shared_values)
             required.append({"key": vendor.shared_label, "operator": "NotIn", "values": values})
+
+    # 2. The affinity, with the preferred products, the first of which counts the most.
     affinity: Obj = {}
     if required:
         terms = [{"matchExpressions": required}]

@@ -136,6 +136,7 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService, label: str 
 
     With a `label`, only pods with this value of LABEL_ACCELERATOR count; "" stands for pods without the label.
     """
+    # 1. Those that stay, and of those that are being deleted the node, the number, and the time by which they end.
     named = namespaced(service.metadata.namespace, service.metadata.name)
     pods, leaving, leaves_by, ending = [], set(), None, 0
     for pod in snapshot.store.by_index(PODS, SERVICE_INDEX, named):
@@ -148,10 +149,13 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService, label: str 
             leaving.add(node)
             ending += 1
             leaves_by = due if leaves_by is None else max(leaves_by, due)  # the last of them
-    # The scheduler has refused these, or the queue has let them wait for long; `next_seconds`: until the next one has.
+
+    # 2. The pods without room: the scheduler has refused them, or the queue has let them wait for long.
     without_room = frozenset(pod["metadata"]["uid"] for pod in pods if lacks_room(pod, snapshot.now))
+    # The time until the queue has let the next one wait for long.
     waits = (queue_seconds(pod, snapshot.now) for pod in pods)
     next_seconds = min((seconds for seconds in waits if seconds is not None), default=None)
+
     return ServicePods(pods, frozenset(leaving), leaves_by, ending, without_room, queue_seconds=next_seconds)
 
 
@@ -203,6 +207,7 @@ def _count_current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
     applied = desired is None or is_desired(desired, observed)
     if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:
         return 0
+
     # The pods of earlier templates: in the worst case, all of them are among the ready ones.
     earlier: int = status.get("replicas", 0) - status.get("updatedReplicas", 0)
     reported: int = status.get("readyReplicas", 0)

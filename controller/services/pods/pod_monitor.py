@@ -52,8 +52,10 @@ def parse_monitor_labels(texts: Iterable[str]) -> dict[str, str]:
         is_label = equals and _is_label_key(key) and (not value or _is_label_name(value))
         if not is_label:
             raise ValueError(f"{text!r} is no label of Kubernetes: give one such as release=prometheus")
+
         if key == LABEL_MANAGED_BY or key.startswith(f"{GROUP}/"):
             raise ValueError(f"{text!r} has a key that only Pomona sets: choose another key")
+
         if labels.setdefault(key, value) != value:
             raise ValueError(f"{text!r} states {key} a second time, after {labels[key]!r}: keep one of them")
     return labels
@@ -78,10 +80,12 @@ def build_pod_monitor(
     engine = RUNTIMES[runtime].pod if runtime in RUNTIMES else None
     if engine is None or not exists:
         return ()
+
     # Only series with these prefixes are kept: those of the proxy, and what the engine is known to serve.
     metrics, name = engine.metrics, service.metadata.name
     prefixes = (_PROXY_PREFIX, *(metrics.prefixes if metrics is not None else ()))
     kept = [f"{re.escape(prefix)}.*" for prefix in prefixes]
+
     endpoint: Obj = {
         "port": PORT_NAME,
         "path": METRICS,
@@ -93,6 +97,7 @@ def build_pod_monitor(
         "honorTimestamps": False,
         "authorization": {"type": "Bearer", "credentials": {"name": token_name(name), "key": TOKEN_KEY}},
     }
+
     spec = {
         "selector": {"matchLabels": {LABEL_SERVICE: name}},
         "podMetricsEndpoints": [endpoint],

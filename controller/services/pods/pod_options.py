@@ -37,12 +37,16 @@ def add_options(pod: Obj, service: InferenceService, vendor: Vendor, unfit: Sequ
     """
     spec, options = service.spec, service.spec.pod
     engine, *others = pod["containers"]
-    added: Obj = {}
+    added: Obj = {}  # fields of the pod
+
+    # 1. The engine gets the variables and mounts.
     if options.env:
         engine = {**engine, "env": [*engine.get("env", ()), *map(msgspec.to_builtins, options.env)]}
     if options.volume_mounts:
         mounts = [_render_mount(mount) for mount in options.volume_mounts]
         engine = {**engine, "volumeMounts": [*engine.get("volumeMounts", ()), *mounts]}
+
+    # 2. The pod gets all else.
     if options.volumes:
         added["volumes"] = [*pod.get("volumes", ()), *(_render_volume(volume) for volume in options.volumes)]
     if options.image_pull_secrets:
@@ -53,12 +57,14 @@ def add_options(pod: Obj, service: InferenceService, vendor: Vendor, unfit: Sequ
         added["runtimeClassName"] = runtime_class
     if options.scheduler_name:
         added["schedulerName"] = options.scheduler_name
+
     # None: the default, which spreads the pods over nodes. Empty: the user wants no spread.
     spread = options.topology_spread_constraints
     if constraints := [
         _render_spread(constraint, service) for constraint in (_DEFAULT_SPREAD if spread is None else spread)
     ]:
         added["topologySpreadConstraints"] = constraints
+
     return {**pod, **added, "containers": [engine, *others]}
 
 
@@ -84,6 +90,7 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
         options: those of the service.
         pod: the spec of its pod without them.
     """
+    # 1. No variable may replace one of ours, or give a container devices.
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
     our_variables = {variable["name"] for container in containers for variable in container.get("env", ())}
     for variable in options.env:
@@ -91,6 +98,8 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
             return f"pod.env {variable.name} is set by Pomona: remove it, and use the field of the service instead"
     if device_problem := refuse_device_variables("pod.env", options.env):
         return device_problem
+
+    # 2. No volume may be a claim with weights.
     for volume in options.volumes:
         claim = volume.persistent_volume_claim
         # _WEIGHTS_CLAIM matches the names of the claims that Models make.
@@ -100,6 +109,8 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
                 "-cache- and 8 hexadecimal digits, hold the verified weights of Models: name the Model in modelRef, or "
                 "mount a claim with another name"
             )
+
+    # 3. Each mount must name a volume of the user, and be beside the folders in use.
     volume_names = {volume.name for volume in options.volumes}
     used_paths = [
         *_RESERVED,
@@ -153,12 +164,15 @@ def _merge_affinity(hardware: Obj, options: PodOptions) -> Obj:
     """
     stated: Obj = msgspec.to_builtins(options.affinity) if options.affinity is not None else {}
     of_hardware, of_user = hardware.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
-    merged: Obj = {}
+    merged: Obj = {}  # the node affinity
+
+    # 1. What the hardware demands is added to each alternative of the user.
     demanded: list[Any] = [
         expression
         for term in of_hardware.get(_REQUIRED, {}).get("nodeSelectorTerms", ())
         for expression in term["matchExpressions"]
     ]
+
     # Terms are alternatives. An empty one of the user matches no node, and must stay empty.
     terms = [
         {**term, "matchExpressions": [*term.get("matchExpressions", ()), *demanded]} if term else term
@@ -168,7 +182,10 @@ def _merge_affinity(hardware: Obj, options: PodOptions) -> Obj:
         terms = [{"matchExpressions": demanded}]
     if terms:
         merged[_REQUIRED] = {"nodeSelectorTerms": terms}
+
+    # 2. Preferences are joined.
     if preferred := [*of_hardware.get(_PREFERRED, ()), *of_user.get(_PREFERRED, ())]:
         merged[_PREFERRED] = preferred
+
     affinity = {**stated, "nodeAffinity": merged}
     return {kind: value for kind, value in affinity.items() if value}

@@ -69,6 +69,7 @@ class ProxyContainer(NamedTuple):
         proxy can end its requests first.
         """
         (engine,) = pod["containers"]
+        # The proxy answers the liveness probe for the engine, once it has been started itself.
         sidecar = engine | {
             "restartPolicy": "Always",
             "livenessProbe": {
@@ -80,9 +81,11 @@ class ProxyContainer(NamedTuple):
                 "terminationGracePeriodSeconds": _KILL_SECONDS,
             },
         }
+
         grace_seconds: int = pod["terminationGracePeriodSeconds"]
         # The proxy brings the weights into the store (the own folder) of an engine that has one, so it reads them, too.
         weights = [mount for mount in engine["volumeMounts"] if self.engine.store and mount["name"] == "models"]
+
         return pod | {
             "initContainers": [sidecar],
             "containers": [self._build_container(service, serving, [*weights, TOKEN_MOUNT], grace_seconds)],
@@ -145,6 +148,7 @@ class ProxyContainer(NamedTuple):
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]
         arguments += ["--health-path", engine.health_path, "--engine", self.runtime]
+
         # Without a device, one step of a long prompt may take longer than an engine that hangs is waited for.
         if serving.on_device and self.pulse_path:
             arguments += ["--pulse-path", self.pulse_path]
@@ -154,5 +158,6 @@ class ProxyContainer(NamedTuple):
             arguments += ["--concurrency", str(options.parallel)]
         if engine.prepare:  # the proxy brings the model into the engine first
             arguments += ["--source", serving.model, "--context-length", str(options.context_length)]
+
         arguments += [DRAIN_OPTION, str(drain_seconds), "--loading-seconds", str(self.loading_seconds)]
         return [*arguments, "--termination-log", _TERMINATION_LOG]

@@ -116,18 +116,20 @@ class _WantedDeployment(NamedTuple):
         return copy_pods.refused > 0 and copy_pods.replicas == copy_pods.ready + copy_pods.refused
 
     def limit_change(self) -> int | None:
-        """Return the most pods that it may ask for while its template is replaced on the one node of its copy.
+        """Return the most pods that it may ask for while its template changes; None: there is no limit.
 
-        They are those that have their place there when the change begins, and as many until it is rolled out. With
-        more, a new pod without room might wait while Kubernetes ends no earlier one. None: there is no limit, because
-        it is for no copy, has no pod on the node, or its template is not being replaced.
+        Only a Deployment beside a copy of the weights, which is on one node, has a limit, if it has a pod there: as
+        many pods as have their place when the change begins, until it is rolled out. With more, a new pod without room
+        might wait while Kubernetes ends no earlier one.
         """
-        if self.observed is None or not self.node:  # it does not exist, or is for no copy
+        if self.observed is None or not self.node:  # it does not exist, or is beside no copy
             return None
+
         placed = self.observed.count_pods().placed
-        if placed and self.change.cause:  # its template is to change
+        if placed and self.change.cause:  # the change begins: its template is to be another one
             return placed
-        # While it is rolled out, as many as it asks for already; then there is no limit any more.
+
+        # While the change is rolled out, as many as it asks for already.
         return self.observed.replicas if placed and is_changing(self.observed.obj) else None
 
     def list_problems(self) -> list[ServiceProblem | None]:
@@ -180,7 +182,7 @@ def observe_pods(
     # 2. Plan the wanted ones, with one pod more (the surge) while it replaces a slow one. A moved Deployment is made
     # anew under its name once it is gone.
     surge = count_surge(service.status.replacement, list_present_replicas(pods.pods), wanted)
-    plan = CopyPlan([(None, wanted + surge)])
+    plan = CopyPlan([(None, wanted + surge)])  # None: one Deployment for all replicas
     if served.model.spec.cache.scope == "node":
         plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted, label=label)
     planned = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings, label=label)
@@ -262,33 +264,34 @@ def _list_wanted(
     """Return the Deployments that a service should have, one for all replicas or for each copy, with their changes."""
     plan, deployments, pods = planned
     present = {deployment.name: deployment for deployment in deployments}  # those that exist, by name
-    is_stated = replica_memory.is_memory_stated(served)
     build = partial(build_deployment, companions=companion_weights(served), settings=settings, label=label)
 
     def compare_with_present(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
-        """Return the Deployment beside a copy, or for all replicas (None), with what applying it would change."""
+        """Return the Deployment beside a copy, or for all replicas (None), with what applying it would change.
+
+        From outside come the service, its Models (`served`), its engine (`choice`), its Deployments and its `pods`.
+        """
         # 1. Build the desired one. The mark is the value of a label by which pods of a one-node volume stay together.
         weights = mounted_weights(served.model, copy)
         observed = present.get(name_deployment(service.metadata.name, weights, label))  # of those that exist
         mark = _choose_volume_mark(snapshot, service, weights, observed)
-        weights = weights._replace(mark=mark.value)
-        _, made = build(service, choice, weights, replicas=replicas)  # build_deployment
+        _, made = build(service, choice, weights._replace(mark=mark.value), replicas=replicas)  # build_deployment
         inputs = digest_inputs(service, served, copy)
         if observed is None:
             change = TemplateChange(annotate(mark_template(made), inputs))
             return _WantedDeployment(change, replicas, observed=None, node=weights.node)
 
-        # 2. Compare it with the present one. Beside a copy, the strategy is fixed.
+        # 2. Compare it with the present one. Beside a copy (with a node), the strategy is fixed.
         find_change = partial(
             compare_template,
             observed=observed.obj,
             inputs=inputs,
             is_estimate=choice.is_estimate,
-            is_stated=is_stated,  # a Model states its memory
+            is_stated=replica_memory.is_memory_stated(served),
             has_places=observed.count_pods().placed > 0,
         )
         change = find_change(made)
-        if weights.node:  # the node of the copy
+        if weights.node:
             return _WantedDeployment(change, replicas, observed, weights.node)
 
         # 3. Else the strategy follows from the change. It is a part of what is compared, so compare once more.
@@ -296,8 +299,8 @@ def _list_wanted(
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
             change = find_change(made)
-        pauses = [seconds for seconds in (mark.again_seconds, replacement.again_seconds) if seconds is not None]
-        again_seconds = min(pauses, default=None)
+        pauses = (mark.again_seconds, replacement.again_seconds)
+        again_seconds = min((seconds for seconds in pauses if seconds is not None), default=None)
         return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, again_seconds)
 
     results = []
@@ -352,14 +355,19 @@ def _keep_unwanted(
     retired = sorted((item for item in deployments if item.name not in wanted_names), key=lambda item: item.name)
     if not retired:
         return []
+
+    # Nodes of copies on which the scheduler has refused a wanted pod.
     full_nodes = {
         target.node for target in targets if target.node and target.observed and target.observed.count_pods().refused
     }
     if any(deployment.nodes & full_nodes for deployment in retired):
         replicas_to_cover -= 1  # room for the refused pod
+
     # Those on no full node are kept first, and of these the ones with the most ready pods.
     retired.sort(key=lambda deployment: deployment.count_pods().ready, reverse=True)
     retired.sort(key=lambda deployment: bool(deployment.nodes & full_nodes))
+
+    # Keep as many of their pods as are to be covered.
     kept = []
     for deployment in retired:
         replicas = min(replicas_to_cover, deployment.count_pods().placed)
@@ -379,6 +387,7 @@ def _leave_deployments(
     """
     if not are_current:
         return Replicas(total=pods.total, available=pods.ready, nodes=pods.nodes)
+
     kept = choose_copies(wanted, {deployment.name: deployment.count_pods() for deployment in deployments})
     scaled = deployments if wanted else ()
     return Replicas(
@@ -405,6 +414,8 @@ def _explain_refusal(
     """
     if problem is None or problem.reason != "Unschedulable":
         return problem
+
+    # 1. A volume holds the pods on one node.
     if has_one_node(served.model) and "didn't match pod affinity rules" in problem.message:
         name = served.model.metadata.name
         message = (
@@ -412,6 +423,8 @@ def _explain_refusal(
             f"services a Model whose cache.accessMode is ReadWriteMany or whose cache.scope is node, to use several"
         )
         return problem._replace(message=message)
+
+    # 2. No device has the memory that is stated.
     if (stated := service.spec.hardware.memory) is not None:
         largest_device = find_device_sizes(snapshot.store, choice.accelerator).largest_bytes
         if largest_device is not None and quantity_bytes(stated) * ACCEPTED_SHARE > largest_device:
@@ -420,6 +433,8 @@ def _explain_refusal(
                 f"cluster has {size_text(largest_device)}: lower it, unless an autoscaler adds a node with more"
             )
             return problem._replace(message=message)
+
+    # 3. No node has the memory that is requested.
     needed, largest = quantity_bytes(choice.memory), find_largest_memory(snapshot.store)
     if largest is None or needed < largest + GIB:
         return problem

@@ -133,6 +133,8 @@ def build_pod(
         "containers": [_build_container(replica)],
         "volumes": _build_volumes(replica),
     }
+
+    # Where the pod may run.
     tolerations: list[Any] = [
         msgspec.to_builtins(toleration) for toleration in (*vendor.tolerations, *spec.tolerations)
     ]
@@ -140,11 +142,15 @@ def build_pod(
         pod["tolerations"] = tolerations
     if selected := choice.pod.select_nodes(_choose_image(replica)) | spec.node_selector:
         pod["nodeSelector"] = selected
+
+    # The options of the user, and the node of its weights.
     pod = add_options(pod, service, vendor, choice.unfit)
     if weights.node:
         pod = pin_to_node(pod, weights.node)
     if weights.claim and weights.has_one_node:
         pod = keep_on_one_node(pod, weights.claim, weights.mark)
+
+    # The proxy in front of the engine.
     proxy = ProxyContainer(
         image=settings.image,
         runtime=choice.runtime,
@@ -184,6 +190,7 @@ def _build_volumes(replica: _Replica) -> list[Obj]:
         {"name": "token", "secret": {"secretName": token_name(replica.service.metadata.name), "defaultMode": 0o440}},
         {"name": "tmp", "emptyDir": {}},
     ]
+
     if shared := _find_shared_memory(replica):
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}})
     if replica.choice.pod.store:
@@ -215,6 +222,7 @@ def _build_serving(replica: _Replica) -> Serving:
         CompanionFile(role=companion.role, path=f"{folder}/{weights.path}", scale=companion.scale)
         for (companion, _weights), (weights, _name, folder) in zip(replica.companions, parts, strict=True)
     ]
+
     weights, _name, folder = main
     return Serving(
         service=replica.service.metadata.name,
@@ -232,6 +240,7 @@ def _build_container(replica: _Replica) -> Obj:
     listen = Listen(LOOPBACK, engine.port)
     serving = PodServing(_build_serving(replica), listen, choice.vendor, replica.devices.number, choice.cache_bytes)
     environment = _build_environment(replica, serving)
+
     return {
         "name": engine.container,
         "image": _choose_image(replica),
@@ -284,12 +293,14 @@ def _build_resources(replica: _Replica) -> Obj:
         requests["ephemeral-storage"] = str(size)
     if asked.cpu is not None:
         requests["cpu"] = str(asked.cpu)
+
     limits = {} if asked.memory_limit is None else {"memory": str(asked.memory_limit)}
     # Kubernetes demands that requests and limits of devices and huge pages are equal; without devices there are none.
     in_both = {devices.resource: str(devices.number)} if devices.number and devices.resource is not None else {}
     if pages := replica.choice.vendor.hugepages_mib * devices.number:
         in_both["hugepages-2Mi"] = f"{pages}Mi"
     limits |= in_both
+
     claims = {"claims": [{"name": CLAIM_NAME}]} if devices.need is not None else {}
     return {"requests": requests | in_both, **({"limits": limits} if limits else {}), **claims}
 

@@ -32,17 +32,22 @@ def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -
     present = [pod for pod in pods if pod.get("status", {}).get("phase") not in ENDED]
     if not is_refused and len({_template_of(pod) for pod in present}) <= 1:
         return None
+
     placed_uids = {pod["metadata"]["uid"] for pod in present if not is_gated(pod)}
     # The promises of the queue to pods behind the gate, each with the uids of its victims.
     stated = [parse_nomination(pod) for pod in present if is_gated(pod)]
     nominations = [nomination for nomination in stated if nomination is not None]
+
     # Once the victims of a nomination are gone, the queue is about to give the place.
     waiting_for_victims = [nomination for nomination in nominations if nomination.victims & placed_uids]
     about_to_be_placed = len(nominations) - len(waiting_for_victims)
+
+    # Those that have no place anyway may be unavailable, and one more if a nomination waits for its victims.
     without_place = max(0, replicas - len(placed_uids) - about_to_be_placed)
     unavailable = without_place + 1 if waiting_for_victims else without_place
     if not is_refused:
         return unavailable
+
     # A pod that a quota lets be created takes the place that the one before it gave back.
     return max(unavailable, 1 + max(0, replicas - len(present)))
 

@@ -36,19 +36,25 @@ def reserve_replica(service: InferenceService, served: Served, settings: PodSett
     vendor = settings.vendors.get(accelerator)
     if is_refused or vendor is None or check_limits(service, settings.limits) is not None:
         return None
+
+    # Its memory; 0 if it is not known.
     memory = measure_replica(service, served, request_devices(service, vendor).number)
     if service.spec.resources.memory is None and memory.container_bytes is None:
         spec = service.spec
         service = replace(service, spec=replace(spec, resources=replace(spec.resources, memory=0)))
+
     # A service that cannot run for another reason than its spec may run later, so it counts as accepted.
     accepted = CheckedService(served=served, problem=None, model_problem=None, memory=memory)
     choice = choose_engine(service, accelerator, accepted, settings)
     if choice is None:
         return None
+
     status = served.model.status
     # The volume of the copy is not made yet, so any name stands for it.
     weights = MountedWeights(claim=_CLAIM, path=status.file or _CLAIM, size_bytes=status.size_bytes)
     pod = build_pod(service, choice, weights, settings=settings)
+
+    # Of its pod, only the demands on the node count.
     affinity = {kind: value for kind, value in pod.get("affinity", {}).items() if kind == "nodeAffinity"}
     requests = {resource: f"{quantity.normalize():f}" for resource, quantity in sum_requests(pod).items()}
     return Reservation(requests=requests, affinity=affinity, runtime_class_name=pod.get("runtimeClassName"))

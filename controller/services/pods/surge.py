@@ -32,6 +32,7 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
         if "deletionTimestamp" not in pod["metadata"] and pod.get("status", {}).get("phase") not in ENDED
     ]
     living.sort(key=lambda pod: (str(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]))
+
     return [
         PresentReplica(
             uid=pod["metadata"]["uid"],

@@ -94,7 +94,9 @@ def compare_template(
     is_edited = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS) != inputs
     # An estimated request stays, unless a Model states its memory, which the edit may have changed.
     keeps_request = is_estimate and not (is_stated and is_edited)
-    for variant in (made, _keep_queue_settings(made, observed)) if has_places else (made,):
+
+    variants = (made, _keep_queue_settings(made, observed)) if has_places else (made,)
+    for variant in variants:
         if (kept := _try_keep_template(variant, observed, keeps_request=keeps_request)) is not None:
             return TemplateChange(annotate(kept, inputs, kept_annotations))
 
@@ -225,12 +227,13 @@ def _has_started(deployment: Obj) -> bool:
 def _keep_queue_settings(made: Obj, observed: Obj) -> Obj:
     """Return the desired Deployment with the gate of its present pods; with their PriorityClass if it wants the gate.
 
-    An edit of the priority needs no new pods: the queue reads it from the service. A PriorityClass counts while pods
-    compete for a node in Kubernetes' scheduler, which pods behind the gate do not.
+    A gate holds a new pod off Kubernetes' scheduler until the queue admits the pod. The queue reads the priority
+    from the service, so an edit of it needs no new pods.
     """
     kept = set_gate(made, is_gated=has_gate(observed))
+
     present_class = observed["spec"]["template"]["spec"].get("priorityClassName")
-    # Behind the gate, the class decides nothing, so the present one may stay.
+    # A PriorityClass decides between pods that compete for a node. Pods behind the gate do not, so theirs may stay.
     if has_gate(made) and present_class is not None:
         kept["spec"]["template"]["spec"]["priorityClassName"] = present_class
     return kept
@@ -244,6 +247,8 @@ def _try_keep_template(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj 
     """
     if _has_template(made, observed):
         return made
+
+    # Take over what may wait; if nothing else differs, the pods keep their template.
     kept = deepcopy(made)
     desired_pod, present_pod = kept["spec"]["template"]["spec"], observed["spec"]["template"]["spec"]
     present_containers = (*present_pod.get("initContainers", ()), *present_pod["containers"])
@@ -252,6 +257,7 @@ def _try_keep_template(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj 
         _copy_present_fields(container, present_by_name.get(container["name"], {}), keeps_request=keeps_request)
     if GRACE_FIELD in present_pod:  # the time that a pod has to end its requests
         desired_pod[GRACE_FIELD] = present_pod[GRACE_FIELD]
+
     return kept if _has_template(kept, observed) else None
 
 

@@ -43,9 +43,10 @@ class UpdatePacer:
     """The services that wait, and those that are rolled out; more than one only after another leader."""
 
     def __init__(self) -> None:
+        # The names of the Deployments that each service waits to change; the longest waiting service first.
         self._waiting: dict[ObjectKey, frozenset[str]] = {}
         self._rollouts: dict[ObjectKey, UpdateRollout] = {}
-        self._wake = asyncio.Event()
+        self._wake = asyncio.Event()  # set when a service begins to wait
 
     def may_roll_out(self, key: ObjectKey) -> bool:
         """Return whether the pods of a service may be replaced now."""
@@ -74,12 +75,14 @@ class UpdatePacer:
         Rollouts that an earlier leader has started are found first, and awaited. To start one is to enqueue the
         service: `may_roll_out` is True then, and its decision applies the new template.
         """
+        # Rollouts that an earlier leader has started, by the annotation of their Deployments.
         loop = asyncio.get_running_loop()
         for deployment in leading.store.list(DEPLOYMENTS):
             owner = controller_of(deployment)
             if owner and _annotations(deployment).get(ANNOTATION_UPDATE) and not is_rolled_out(deployment):
                 service = ObjectKey(deployment["metadata"]["namespace"], owner["name"])
                 self._rollouts[service] = UpdateRollout(since=loop.time(), earlier={})  # no stamps: it has begun
+
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -97,10 +100,12 @@ class UpdatePacer:
         for key, rollout in list(self._rollouts.items()):
             if self._is_over(store, key, rollout, now_seconds):
                 del self._rollouts[key]
+
         if self._rollouts or not self._waiting:
             return None
         longest_waiting, *_ = self._waiting  # the first that was added
         names = self._waiting.pop(longest_waiting)
+
         # A stamp is a digest of what was applied to a Deployment: it tells later whether the rollout has begun.
         stamps = _list_stamps(_list_deployments(store, longest_waiting))
         earlier = {name: stamp for name, stamp in stamps.items() if name in names}
@@ -114,13 +119,16 @@ class UpdatePacer:
         taken_seconds = now_seconds - rollout.since
         if not deployments or service is None or taken_seconds >= LIMIT_SECONDS:
             return True
+
         # A stamp is a digest of what was applied last: it changes once the new template is.
         stamps = _list_stamps(deployments)
         unchanged = [name for name, stamp in rollout.earlier.items() if stamps.get(name) == stamp]
+
         # All have changed, or some of them. Without stamps to compare, it began under an earlier leader.
         has_begun = not unchanged or len(unchanged) < len(rollout.earlier)
         if not has_begun:
             return taken_seconds >= START_SECONDS
+
         is_ready = service.get("status", {}).get("phase") in {"Ready", "Suspended"}
         return not unchanged and all(map(is_rolled_out, deployments)) and is_ready
 

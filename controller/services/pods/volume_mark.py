@@ -97,10 +97,12 @@ def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _MarkedPods:
     A pod is lost if it should have ended some time ago, which tells that its node is gone.
     """
     sorted_pods = _MarkedPods(ready=[], placed=[], lost=[], in_vain=[])
+
     for pod in pods:
         metadata = pod["metadata"]
         marked = _MarkedPod(metadata.get("creationTimestamp", ""), metadata["labels"][label], metadata["uid"])
         loss = _find_loss_time(pod)
+
         if loss is not None and loss <= now:
             sorted_pods.lost.append(marked)
         elif _waits_in_vain(pod):
