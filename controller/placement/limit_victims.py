@@ -34,15 +34,16 @@ class LimitVictims:
             pool: the pool.
             is_patient: count also units that may be evicted only later, when their minimum run time is over.
         """
-        # By limit, how much others must free of it; None: no end of others helps.
+        # By limit, how much others must free of it; None: no end of others helps; empty: nothing lacks.
         lacking_by_limit = self._limits.list_lacking(preemptor, pool)
         if not lacking_by_limit:
             return None
+
         still_lacking = dict(lacking_by_limit)  # what the picked units do not free yet
-        # The larger a rank, the less important is the unit.
-        less_important_rank = preemptor.rank + 1
-        picked: dict[str, Unit] = {}
+        picked: dict[str, Unit] = {}  # by uid
+        less_important_rank = preemptor.rank + 1  # the larger a rank, the less important is the unit
         for key in lacking_by_limit:
+            # Pick units that count against this limit until enough of it is free.
             for victim in self._list_victims(preemptor, key, less_important_rank, is_patient=is_patient):
                 if still_lacking[key] <= 0:
                     break
@@ -52,6 +53,8 @@ class LimitVictims:
                 # A unit that was picked for one limit may free something of the others, too.
                 for limit_key in still_lacking:
                     still_lacking[limit_key] -= self._limits.freed_by(victim.uid, limit_key)
+
+            # All of them together free too little of this limit.
             if still_lacking[key] > 0:
                 return None
         return list(picked.values())
@@ -82,16 +85,20 @@ class LimitVictims:
                 unit.
             is_patient: yield also units that may be evicted only later, after all others.
         """
-        # Those that count against the limit: first those that end anyway, then the least important, the latest first.
+        # 1. The units that count against the limit, sorted once: first those that end anyway, then the least important,
+        # of these the latest first. The list is cut before the first unit that is too important.
         users = self._sorted_users.get(key)
         if users is None:
             users = self._sorted_users[key] = sorted(self._limits.list_users(key), key=self._candidates.order_victims)
         usable = itertools.takewhile(lambda unit: unit.state == "ending" or unit.rank >= rank, users)
-        # Units that this round has evicted end already, and cost nothing more: they come first.
+
+        # 2. Units that this round has evicted end already, and cost nothing more: they come first.
         ordered: Iterable[Unit] = itertools.chain(self._candidates.list_evicted(), usable)
         if is_patient:
-            # By the seconds until each may be evicted; the order stays among those that may be now.
+            # By the seconds until each may be evicted; the order stays among those that may be now (0 seconds).
             ordered = sorted(ordered, key=self._candidates.seconds_left)
+
+        # 3. Leave out those that free nothing of this limit, or may not end for the preemptor.
         for unit in ordered:
             if self._limits.freed_by(unit.uid, key) > 0 and self._candidates.may_end(
                 preemptor, unit, is_patient=is_patient

@@ -1,17 +1,15 @@
 """The search for cells: what is left of each in a round, which units may not use it, and the best for a unit."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Final
 
 from controller.placement.cell_index import CellChoice, CellIndex
 from controller.placement.found_place import FoundPlace, HeadOfLine, Means, PlaceTrial, need_key, order_parts
 from controller.placement.limit_victims import LimitVictims
 from controller.placement.pool_limits import PoolLimits, is_borrowed
-from controller.placement.preemption import Candidates, find_victims
-from controller.placement.score import CellScore, count_cell_points, count_leftover, count_unit_points, score_cell
+from controller.placement.preemption import Candidates, claim_room, find_victims
+from controller.placement.score import CellScore, count_unit_points, rate_cell, score_cell
 from controller.placement.units import Amounts, Cell, Unit, add_by_cell, add_room, fits, subtract_amounts
-from devices.vendors import CLAIMED
 from kube.resources import ObjectKey
 
 _MEANS: Final[Mapping[Means, tuple[Means, ...]]] = {
@@ -29,6 +27,7 @@ class PlaceSearch:
 
     def __init__(self, cells: Iterable[Cell], candidates: Candidates, limits: PoolLimits) -> None:
         """Take the cells as they are at the begin of a round, and sort them by pool, class and weights."""
+        # What is left in this round.
         self.cells = {cell.id: cell for cell in cells}
         self.left: dict[str, Amounts] = {  # by `Cell.id`: what is free, with 0 for what `cell.free` lacks
             name: {**dict.fromkeys(cell.total, 0), **cell.free} for name, cell in self.cells.items()
@@ -42,6 +41,8 @@ class PlaceSearch:
         borrowing unit may not take it."""
         self._candidates, self._limits = candidates, limits
         self._limit_victims = LimitVictims(candidates, limits)
+
+        # The cells by what they are: this stays as it is.
         self._by_pool: dict[str, dict[str, Cell]] = {}  # cells by pool, then by `Cell.id`
         self._classes: dict[str, dict[str, set[str]]] = {}
         """By pool and device class, the cells: to a unit, all cells of one class have the same speed."""
@@ -53,7 +54,9 @@ class PlaceSearch:
                 self._with_weights.setdefault(weights, set()).add(name)
         self._replicas_on: dict[ObjectKey, dict[str, int]] = {}
         """Replicas of each service by cell: they are spread."""
-        self._changed_cells: list[str] = []  # a log that all indexes read
+
+        # Answers that are kept, since many units have the same rules and need.
+        self._changed_cells: list[str] = []  # a log, in which each index reads on
         self._admitting: dict[tuple[object, ...], dict[str, Cell]] = {}  # by rules and pool: cells that the rules allow
         self._feasible: dict[tuple[object, ...], dict[str, Cell]] = {}  # with the need: those with enough in all
         self._open: dict[tuple[object, ...], dict[str, Cell]] = {}  # of these, those that take new units
@@ -151,6 +154,8 @@ class PlaceSearch:
         """
         if not self._promised.get(cell) or not is_borrowed(unit, self.cells[cell].pool):
             return False
+
+        # Take what is promised to others off the free room, and see whether the need still fits.
         for kept, victims in self._promised[cell].values():  # room promised, and the victims that end for it
             lacking = kept  # what victims do not free must stay in the free room
             for victim in victims:
@@ -196,18 +201,19 @@ class PlaceSearch:
         """
         claims: dict[str, dict[str, Amounts]] = {victim.uid: {} for victim in victims}  # what each gives, by cell
         needs = add_by_cell(unit.parts, cells)  # by cell; what victims give is taken off below
+        # 1. Divide the needs among the victims and the free room, without any change so far.
         for cell, need in needs.items():
             # A cell that shrank has less than nothing left: the victims' room must make up for that first.
             if not fits(need, self.room_with(cell, victims)):
                 return False
-            # Each victim gives what it can of what is still needed; the rest is taken of the free room.
+            # Each victim gives what it can of what is still needed.
             for victim in victims:
-                room = self._candidates.freed_by(victim.uid, cell)
-                claim = {name: max(0, min(amount, room.get(name, 0))) for name, amount in needs[cell].items()}
+                claim = claim_room(needs[cell], self._candidates.freed_by(victim.uid, cell))
                 if any(claim.values()):
-                    claim |= _claim_devices(claim, room)  # a claimed device is gone for other needs as well
                     claims[victim.uid][cell] = claim
                     needs[cell] = subtract_amounts(needs[cell], claim)
+
+        # 2. Take the rest of the free room, and promise the victims' room to the unit.
         self.take(needs)
         self.end_promise(unit, cells)
         for victim in victims:
@@ -234,8 +240,8 @@ class PlaceSearch:
             if pool in self.exhausted:
                 continue
             place: FoundPlace | None = None
-            if self._limits.find_refusal(unit, pool) is None:
-                place = self._place_parts(unit, pool, means, PlaceTrial())  # no part has a cell yet
+            if self._limits.find_refusal(unit, pool) is None:  # no limit of the pool keeps the unit out
+                place = self._place_parts(unit, pool, means, PlaceTrial())  # an empty trial: no part has a cell yet
             elif means != "free":  # units that count against the limit must end
                 place = self._place_within_limits(unit, pool, means)
             if place is not None:
@@ -252,12 +258,16 @@ class PlaceSearch:
         first = self._limit_victims.find_first(unit, pool, is_patient=is_patient)  # they free enough of the limits
         if first is None:
             return None
-        least = self._spare_victims(unit, pool, (), first)  # without needless ones
+
+        # 1. The units that free enough of the limits, without needless ones.
+        least = self._spare_victims(unit, pool, (), first)
         if (place := self._place_once_ended(unit, pool, "free", least)) is not None:
             return place
-        # With more users of the limits, several may be on one cell: then no other unit has to end.
+
+        # 2. With more users of the limits, several may be on one cell: then no other unit has to end.
         more = self._limit_victims.add_further(unit, pool, least, is_patient=is_patient)
         place = self._place_once_ended(unit, pool, "free", more)
+        # 3. The units of step 1, and by `means` others on the cell as well.
         return place if place is not None else self._place_once_ended(unit, pool, means, least)
 
     def _place_once_ended(self, unit: Unit, pool: str, means: Means, victims: Iterable[Unit]) -> FoundPlace | None:
@@ -294,13 +304,16 @@ class PlaceSearch:
             choice = next((cell_choice for cell_choice in picked if cell_choice is not None), None)
             if choice is None:
                 return None
+
             cell = self.cells[choice.cell_id]
             cells[number], scores[number] = cell.id, self.score(unit, cell.id, number, trial)
             if len(unit.parts) == 1 and not trial.victims:  # `find_victims` has spared needless ones
                 wait_seconds = choice.cost[0] if choice.cost else 0.0  # `Victims.cost` begins with the seconds
                 return FoundPlace(tuple(cells), choice.victims, (scores[0],), wait_seconds)
+            # To the parts that follow, the victims' room is free, and the room of this part is not.
             self._end_in_trial(trial, choice.victims)
             trial.left[cell.id] = subtract_amounts(trial.left.get(cell.id, self.left[cell.id]), need)
+
         victims = self._spare_victims(unit, pool, cells, trial.victims.values())
         wait_seconds = self._candidates.find_wait(victims)
         return FoundPlace(tuple(cells), victims, tuple(scores[index] for index in range(len(cells))), wait_seconds)
@@ -320,11 +333,15 @@ class PlaceSearch:
         They were picked one by one, and a later one may have made an earlier one needless.
         """
         kept = {victim.uid: victim for victim in victims}
+        # By cell: what the unit needs, and what is left once all victims have ended.
         needs = add_by_cell(unit.parts, cells)
         left = {cell: self.room_with(cell, kept.values()) for cell in needs}
-        lacking = dict(self._limits.list_lacking(unit, pool) or {})  # by limit: how much must be freed
+        # By limit: what would still lack then; 0 or less: enough is free. Without entries, no limit is exceeded.
+        lacking = dict(self._limits.list_lacking(unit, pool) or {})
         for key in lacking:
-            lacking[key] -= sum(self._limits.freed_by(uid, key) for uid in kept)  # 0 or less: enough
+            lacking[key] -= sum(self._limits.freed_by(uid, key) for uid in kept)
+
+        # Spare one victim after the other if all is well without it.
         for victim in sorted(kept.values(), key=lambda candidate: self._candidates.spare_order(unit, pool, candidate)):
             freed_by = self._candidates.freed_by
             left_without = {cell: subtract_amounts(left[cell], freed_by(victim.uid, cell)) for cell in needs}
@@ -352,6 +369,8 @@ class PlaceSearch:
             *self._replicas_on.get(unit.service, ()),
             *self._with_weights.get(unit.weights, ()),
         }
+
+        # The best cell of each class; the least key is the best of all.
         best, best_key = None, None
         for device_class in self._classes.get(pool, ()):
             if unit.speeds.refuse(device_class):  # a reason; empty: the service accepts the class
@@ -363,18 +382,14 @@ class PlaceSearch:
         return best
 
     def _pick_of_class(
-        self,
-        unit: Unit,
-        need: Amounts,
-        index: CellIndex,
-        means: Means,
-        *,
-        trial: PlaceTrial,
-        own_cells: AbstractSet[str],
+        self, unit: Unit, need: Amounts, index: CellIndex, means: Means, *, trial: PlaceTrial, own_cells: set[str]
     ) -> CellChoice | None:
         """Return the best cell of one device class: the best of the index, or one of the unit's `own_cells`."""
-        best = index.find_best(own_cells | unit.avoid, lambda cell: self.is_closed_to(unit, cell))  # skipped; closed
+        # 1. The best of all other cells, apart from those that are to be skipped or are closed.
+        best = index.find_best(own_cells | unit.avoid, lambda cell: self.is_closed_to(unit, cell))
         best_key = None if best is None else self.sort_key(unit, best)
+
+        # 2. Compare the unit's own cells with it, one by one.
         for name in own_cells:
             cell = index.cells.get(name)
             if cell is None or name in unit.avoid or self.is_closed_to(unit, name):
@@ -413,7 +428,9 @@ class PlaceSearch:
         if means == "free":
             if not fits(need, free) or self.is_promised(unit, need, name, free, chosen):
                 return None
-            return _rate_cell((), need, cell, free)
+            return rate_cell((), need, cell, free)  # an empty cost: no unit is evicted
+
+        # Have other units end, if that makes enough room.
         is_patient = means == "wait"
         if is_patient and not self._candidates.has_young_victims(unit.rank, name):  # to wait would gain nothing
             return None
@@ -421,7 +438,7 @@ class PlaceSearch:
         found = find_victims(unit, need, cell, room, self._candidates, chosen=chosen, is_patient=is_patient)
         if found is None:
             return None
-        return _rate_cell(found.cost, need, cell, free, found.victims)
+        return rate_cell(found.cost, need, cell, free, found.victims)
 
     def _find_bound(self, unit: Unit, need: Amounts, name: str, cell: Cell, means: Means) -> CellChoice | None:
         """Return a quick estimate, at least as good as a cell's real choice; None if the need certainly cannot fit."""
@@ -432,7 +449,7 @@ class PlaceSearch:
             cost = self._candidates.find_bound(unit, need, cell, free, is_patient=means == "wait")
         if cost is None:
             return None
-        return _rate_cell(cost, need, cell, free)
+        return rate_cell(cost, need, cell, free)
 
     def list_device_classes(self, pool: str) -> Iterable[str]:
         """Return the device classes of a pool."""
@@ -464,12 +481,13 @@ class PlaceSearch:
         """Return the index of a pool's cells of one device class, shared by all units to which these are alike."""
         is_home = unit.pools[0] == pool
         # Not `unit.identity`: whether a unit refuses other classes makes no difference on this one.
-        kind = unit.requirement.identity
+        kind = unit.requirement.identity  # equal for units that the same cells admit
         key = (kind, need_key(need), pool, device_class, means, unit.rank, unit.is_protected, is_home)
         index = self._indexes.get(key)
         if index is None:
             members = self._classes[pool][device_class]
             cells = {name: cell for name, cell in self._list_open(unit, need, pool).items() if name in members}
+            # Both functions look at what is left when they are called; units of the same key get the same answers.
             index = self._indexes[key] = CellIndex(
                 cells,
                 self._changed_cells,
@@ -477,24 +495,5 @@ class PlaceSearch:
                 lambda name, _: self.evaluate(unit, need, name, means, free=self.left[name], chosen={}),
                 self._list_likely(unit, need, pool, cells, means),
             )
-        index.refresh()
+        index.refresh()  # cells may have changed since the last look
         return index
-
-
-def _rate_cell(
-    cost: tuple[float, ...], need: Amounts, cell: Cell, free: Amounts, victims: tuple[Unit, ...] = ()
-) -> CellChoice:
-    """Return a cell as a choice, with what rates it among all cells of its class."""
-    leftover = count_leftover(need, cell, free)
-    points = count_cell_points(cell, leftover)
-    negated_bandwidth = -cell.bandwidth_bytes_per_second
-    return CellChoice(cost, points, leftover, negated_bandwidth, cell.id, victims)
-
-
-def _claim_devices(claim: Amounts, room: Amounts) -> dict[str, int]:
-    """Return by how much a claim of devices lowers each count of devices: a device counts for each need it meets."""
-    # CLAIMED ends each name that counts devices of a ResourceClaim, such as gpu.nvidia.com/[any].
-    number = sum(amount for name, amount in claim.items() if name.endswith(CLAIMED))
-    if not number:
-        return {}
-    return {name: min(number, amount) for name, amount in room.items() if name.endswith(CLAIMED)}

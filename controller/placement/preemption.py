@@ -14,6 +14,7 @@ from controller.placement.pool_limits import is_borrowed
 from controller.placement.units import NOTHING, Amounts, Cell, Unit, subtract_amounts
 from crds.meta import PRIORITY_RANK
 from crds.size import divide_up
+from devices.vendors import CLAIMED
 
 _HIGHEST: Final = min(PRIORITY_RANK, key=PRIORITY_RANK.__getitem__)
 _NO_RANK: Final = len(PRIORITY_RANK)
@@ -52,20 +53,27 @@ class Candidates:
             min_run_seconds: the time for which a unit is not evicted after its start.
         """
         self._now, self._min_run_seconds, self._pools = now, min_run_seconds, pools
+
+        # The units, and what the end of each would free.
         self._by_cell: dict[str, list[Unit]] = {}
         """By `Cell.id`, the units that hold room there, in the order in which they should be evicted."""
         self._room: dict[str, dict[str, Amounts]] = {}
         """By `uid`, what a unit frees on each cell and is not promised yet."""
         self._largest_rank: dict[str, int] = {}
         """By cell, the rank of the least important unit that may be evicted; of one that ends, `_NO_RANK`."""
+
+        # What `promise` has promised in this round.
         self._evicted: dict[str, Unit] = {}
         """Units that this round has evicted: they end, and what is left of their room makes room for others."""
         self._replaced: set[str] = set()
         """Units whose whole room is for their successor."""
+
+        # Units that may not be evicted yet.
         self._seconds_left: dict[str, float] = {}
         """By `uid`, the time for which a young unit may not be evicted yet."""
         self._largest_young_rank: dict[str, int] = {}
         """By cell, the rank of the least important unit that may be evicted once it has run for long enough."""
+
         self._yields: dict[str, dict[tuple[int, bool, bool], _Yield]] = {}
         """By cell, then by rank, borrowing and patience of the preemptor: what all its victims there would free."""
         for unit in holding:
@@ -87,6 +95,7 @@ class Candidates:
                 self._largest_rank[cell] = _NO_RANK
             elif not unit.is_protected:
                 self._largest_rank[cell] = max(unit.rank, self._largest_rank.get(cell, 0))
+
         # Without a time, a unit is not bound yet and has loaded nothing: it has no minimum run time.
         if unit.state != "running" or unit.evictable_since is None:
             return
@@ -142,9 +151,11 @@ class Candidates:
             claimed: what the waiting unit gets of its room, by cell.
             is_replaced: the waiting unit is its successor in a rollout: the rest of the room is for that as well.
         """
+        # What is claimed is no room for others any more.
         room_by_cell = self._room[victim.uid]
         for cell, amounts in claimed.items():
             room_by_cell[cell] = subtract_amounts(room_by_cell[cell], amounts)
+
         if is_replaced:
             self._replaced.add(victim.uid)
         elif victim.state == "running" and victim.uid not in self._evicted:
@@ -153,6 +164,7 @@ class Candidates:
                 self._largest_rank[cell] = _NO_RANK
                 # It comes before all that do not end; the order of the others stays as it is.
                 self._by_cell[cell].sort(key=lambda unit: not self.is_ending(unit))
+
         # The sums that were kept for these cells hold no longer.
         for cell in room_by_cell:
             self._yields.pop(cell, None)
@@ -169,12 +181,15 @@ class Candidates:
         """
         if not self.has_victims(preemptor.rank, cell.id):
             return None
+
+        # 1. The sums of what all possible victims on the cell free; kept for preemptors that are alike in this key.
         yields = self._yields.setdefault(cell.id, {})
         key = preemptor.rank, is_borrowed(preemptor, cell.pool), is_patient
         yielded = yields.get(key)
         if yielded is None:
             yielded = yields[key] = self._sum_yield(preemptor, cell.id, is_patient=is_patient)
-        # If each victim freed as much as the largest one, this many would do: there cannot be fewer.
+
+        # 2. If each victim freed as much as the largest one, this many would do: there cannot be fewer.
         fewest_victims = 1
         for name, amount in need.items():
             lacking = amount - free.get(name, amount)  # what the cell does not count never lacks
@@ -184,8 +199,10 @@ class Candidates:
                 return None
             largest = yielded.largest[name]
             fewest_victims = max(fewest_victims, divide_up(lacking, largest))
+
+        # 3. As `Victims.cost`, with the least that is possible: no wait, none at home, no device freed in vain.
+        # If a unit there ends anyway, even no eviction might be needed.
         fewest_evicted = 0 if yielded.has_ending else fewest_victims
-        # As `Victims.cost`, with the least that is possible: no wait, none at home, no device freed in vain.
         return 0.0, 0, -self._largest_rank[cell.id], fewest_evicted, 0
 
     def priority_helps(self, unit: Unit, cells: Mapping[str, Cell], left: Mapping[str, Amounts]) -> bool:
@@ -273,14 +290,15 @@ class Candidates:
         units = self._by_cell.get(cell.id, ())
         # `_by_cell` is in this order already, apart from units at home and those that may be evicted only later.
         usable = [unit for unit in units if self.may_end(preemptor, unit, is_patient=is_patient)]
+
         is_at_home = not is_borrowed(preemptor, cell.pool)
         if is_patient or (is_at_home and any(is_borrowed(unit, cell.pool) for unit in usable)):
-            # First those that end anyway, then those that may be evicted now, of each first those that borrow.
+            # False comes first; units that are alike stay in their order.
             usable.sort(
                 key=lambda unit: (
-                    not self.is_ending(unit),
-                    unit.uid in self._seconds_left,
-                    is_at_home and not is_borrowed(unit, cell.pool),
+                    not self.is_ending(unit),  # those that end anyway
+                    unit.uid in self._seconds_left,  # those that may be evicted now
+                    is_at_home and not is_borrowed(unit, cell.pool),  # those that borrow
                 )
             )
         return usable
@@ -302,6 +320,19 @@ class Candidates:
 
 
 NO_CANDIDATES: Final = Candidates((), {}, now=0.0, min_run_seconds=0.0)
+
+
+def claim_room(need: Amounts, room: Amounts) -> dict[str, int]:
+    """Return what a need claims of the room that a victim frees; it may be less than the need.
+
+    A claimed device counts for each need that it meets, so that it is gone for all of these.
+    """
+    claim = {name: max(0, min(amount, room.get(name, 0))) for name, amount in need.items()}
+    # CLAIMED ends each name that counts devices of a ResourceClaim, such as gpu.nvidia.com/[any].
+    number = sum(amount for name, amount in claim.items() if name.endswith(CLAIMED))
+    if number:
+        claim |= {name: min(number, amount) for name, amount in room.items() if name.endswith(CLAIMED)}
+    return claim
 
 
 def find_victims(
@@ -329,11 +360,11 @@ def find_victims(
     """
     if not candidates.has_victims(preemptor.rank, cell.id):
         return None
-    # 1. Pick units in their order until nothing lacks any more.
-    # A resource that the cell does not count is no obstacle.
+
+    # 1. Pick units in their order until nothing lacks any more. What the cell does not count is no obstacle.
     lacking = {name: amount - free[name] for name, amount in need.items() if amount > 0 and name in free}
     short = {name for name, amount in lacking.items() if amount > 0}  # what is missing still
-    picked: list[tuple[Unit, Amounts]] = []
+    picked: list[tuple[Unit, Amounts]] = []  # each with what it frees on this cell
     for victim in candidates.list_victims(preemptor, cell, is_patient=is_patient):
         if not short:
             break
@@ -346,6 +377,7 @@ def find_victims(
         short = {name for name in short if lacking[name] > 0}
     if short:
         return None
+
     # 2. Spare those that are needless: a larger one that was picked later may make up for earlier ones.
     if len(picked) > 1:
         for pick in sorted(picked, key=lambda entry: candidates.spare_order(preemptor, cell.pool, entry[0])):
@@ -354,6 +386,7 @@ def find_victims(
             if all(amount <= 0 for amount in lacking_without.values()):
                 picked.remove(pick)
                 lacking = lacking_without
+
     # 3. Rate them. What lacks is zero or negative by now: the negative is what they free in vain.
     evicted = [victim for victim, _ in picked if not candidates.is_ending(victim)]
     is_at_home = not is_borrowed(preemptor, cell.pool)

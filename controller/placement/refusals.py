@@ -116,11 +116,13 @@ _LIMIT_FIELDS: Final[Mapping[LimitReason, ReasonAndRemedy]] = {
 
 def describe_limit(refusal: LimitRefusal, unit: Unit) -> ReasonAndRemedy:
     """Return what a limit allows, and what would help a unit that it refuses."""
+    # `owner`: the pool, or namespace/pool of a quota. `ending`: whose end makes room.
     field, ending = _LIMIT_FIELDS[refusal.reason]
     namespace, _, pool = refusal.key.owner.rpartition("/")
     limit = f"{field} of namespace {namespace} in pool {pool}" if namespace else f"{field} of pool {pool}"
     measure = refusal.key.measure
     message = f"{limit} allows {limit_text(measure, refusal.allowed)}"
+
     # 1. The limit is lower than the need: no end of others helps.
     if not refusal.could_ever_fit:
         return message, f"ask for less, or raise {field}" if refusal.allowed else f"raise {field}"

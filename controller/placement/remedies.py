@@ -40,12 +40,14 @@ def explain_unit(
         rules: the administrator's rules.
         now: the wall clock, in seconds since 1970.
     """
+    # 1. Decide about all units as the next round will, and look for what it decides about this one.
     made = plan(cells, units, rules, now)
     admitted = next(
         (action for action in made.actions if isinstance(action, Admit) and action.unit.uid == unit.uid), None
     )
     if admitted is not None:
         return WaitExplanation(admitted.cells)
+
     nominated = next(
         (action for action in made.actions if isinstance(action, Nominate) and action.unit.uid == unit.uid), None
     )
@@ -54,6 +56,8 @@ def explain_unit(
     victims = [
         action.victim for action in made.actions if isinstance(action, EvictUnit) and action.preemptor.uid == unit.uid
     ]
+
+    # 2. Explain each cell, and sort them: the nearest to running the unit first.
     left = {cell.id: made.left[cell.id] for cell in cells}
     explanations = explain(unit, cells, made, rules)
     explanations.sort(
@@ -73,12 +77,13 @@ def _measure_distance(explanation: CellExplanation, unit: Unit, left: Amounts) -
         unit: the unit.
         left: what the round left free on the cell.
     """
-    reason, need = explanation.refusal.reason, largest_part(unit)
-    # The largest share of what is needed of a resource that is not left.
+    # Of the scarcest resource, the share of the need that is not left; 0 or less: enough is left of each.
+    need = largest_part(unit)
     lacking = max(
         (1 - max(0, left.get(name, amount)) / amount for name, amount in need.items() if amount > 0), default=0.0
     )
-    refusal = find_refusal_of(reason)
+
+    refusal = find_refusal_of(explanation.refusal.reason)
     if refusal.meaning == "ready":  # it runs the unit next
         return 0, 0.0, 0
     if refusal.meaning == "elsewhere":  # too small in all, of another pool or kind

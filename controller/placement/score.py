@@ -7,6 +7,7 @@ left there, by bandwidth, and by name.
 
 from typing import Final, NamedTuple
 
+from controller.placement.cell_index import CellChoice
 from controller.placement.units import MEMORY, MOST_STEPS, Amounts, Cell, Unit
 from crds.rate import format_rate
 from crds.size import size_text
@@ -49,11 +50,15 @@ class CellScore(NamedTuple):
 
     def explain(self) -> str:
         """Return the reasons in words, in the order in which they decide."""
+        # On a host, `leftover` is the free memory, negated; on a node, a number of devices.
         devices = f"{self.leftover} device{'' if self.leftover == 1 else 's'}"
         left = size_text(-self.leftover) if self.is_host else devices
-        weights = ""
+
+        weights = ""  # it is not known where they are
         if self.lacks_weights is not None:
             weights = "weights to fetch" if self.lacks_weights else "weights there"
+
+        # A reason is empty if it does not hold, or its figure is unknown; the filter leaves these out.
         parts = [
             "refused there before" if self.was_refused else "",
             f"{self.siblings or 'no'} replica{'s' * (self.siblings > 1)} of the service there",
@@ -78,7 +83,7 @@ def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: i
         free: what is left of it.
         siblings: replicas of the same service there.
     """
-    leftover = count_leftover(need, cell, free)
+    leftover = count_leftover(need, cell, free)  # devices, or negated free memory
     return CellScore(
         was_refused=cell.id in unit.refused_by,
         siblings=siblings,
@@ -91,6 +96,16 @@ def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: i
         bandwidth_bytes_per_second=cell.bandwidth_bytes_per_second,
         is_host=cell.kind == "host",
     )
+
+
+def rate_cell(
+    cost: tuple[float, ...], need: Amounts, cell: Cell, free: Amounts, victims: tuple[Unit, ...] = ()
+) -> CellChoice:
+    """Return a cell as a choice, with what rates it among all cells of its class."""
+    leftover = count_leftover(need, cell, free)
+    points = count_cell_points(cell, leftover)
+    negated_bandwidth = -cell.bandwidth_bytes_per_second
+    return CellChoice(cost, points, leftover, negated_bandwidth, cell.id, victims)
 
 
 def count_leftover(need: Amounts, cell: Cell, free: Amounts) -> int:
