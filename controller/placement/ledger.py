@@ -96,14 +96,16 @@ def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:
     """
     claims = dict[str, Claim]()
     for admission in admissions:
+        # A unit is claimed with all of its pods, or not at all.
         unit = admission.unit
         claimed += len(unit.objects)
         if claimed > MOST_CLAIMED:
             break
+
         claims[unit.uid] = Claim(
             kind=unit.key.kind,
             namespace=unit.key.namespace,
-            names=tuple(name.name for name in unit.objects),
+            names=tuple(key.name for key in unit.objects),
             cells=admission.cells,
             service=unit.service.name,
             node_labels=admission.node_labels,
@@ -167,22 +169,28 @@ class QueueLedger:
 
         Raises as `Client`, and LedgerLost if somebody else wrote in between.
         """
+        # 1. Read the ledger, or create it.
         try:
             stored = await self._client.get(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
         except NotFound:
+            # Incomplete: it may have been deleted, and its claims with it.
             content = LedgerContent(leader=self._leader, is_incomplete=True)
             created = await self._client.create(CONFIG_MAPS, _encode(content))
             self._written = _WrittenLedger(_version(created), content)
         else:
             content = _decode(stored)
-            # What this leader has written itself is nothing new, unless an earlier term of it wrote that.
-            # None: this term has read nothing yet. So not even content with our own name is known to the caller.
+            # The caller knows what this term wrote, but not what another leader or an earlier term of this one did.
+            # `_inherited` is None: this term has read nothing yet, so even content with our own name is older.
             if self._inherited is None or content.leader != self._leader:
                 self._inherited = content
             self._written = _WrittenLedger(_version(stored), content)
+
+            # 2. Write it back with our own name: from then on, writes of an earlier leader fail.
             await self._replace(content)
+
+        # 3. Return what was left, once only.
         inherited = self._inherited if self._inherited is not None else LedgerContent()
-        self._inherited = LedgerContent()  # returned now; not None: what follows is our own
+        self._inherited = LedgerContent()  # not None: what is read later with our own name, this term wrote
         return msgspec.structs.replace(inherited, is_incomplete=content.is_incomplete)
 
     async def write(self, claims: Mapping[str, Claim], freed: tuple[FreedPlace, ...]) -> None:
@@ -199,9 +207,11 @@ class QueueLedger:
         if self._written is None:
             raise LedgerLost(_NOT_TAKEN_OVER)
         version, last = self._written
-        # Until the answer is there, it is not known what is written.
+        # Until the answer is there, it is not known what is stored: a failure leaves this None.
         self._written = None
         content = _shorten(msgspec.structs.replace(content, leader=self._leader, generation=last.generation + 1))
+
+        # The API server refuses the patch if the resourceVersion is another one: somebody has written in between.
         operations = (
             {"op": "test", "path": "/metadata/resourceVersion", "value": version},
             {"op": "add", "path": "/data", "value": _encode(content)["data"]},

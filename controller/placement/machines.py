@@ -75,13 +75,16 @@ def build_node(
         is_stale: its node agent is silent.
     """
     report = report or NodeFitnessStatus()
+    # Free memory of the node: the agent sees what is used, the cell what is requested, and the less of both counts.
     stated_memory = [amount for amount in (report.available_bytes, cell.free.get(MEMORY)) if amount is not None]
     memory = max(0, min(stated_memory)) if stated_memory else None
+
+    # `bases`: the devices of a replica on the idle node, by their number; `free`: the free bytes of each device now.
+    # Rounded hardware lets nodes that are alike share their estimates.
     vendor = vendors.get(hardware.vendor)
     is_known = vendor is not None
-    # Replicas on the idle node, by their number of devices, and the free bytes of each device. Rounded hardware lets
-    # nodes that are alike share their estimates.
     bases, free = _describe_room(cell, hardware.round_down(), report, memory) if is_known else ((), ())
+
     return ViewedMachine(
         cell=cell,
         accelerator=hardware.vendor,
@@ -103,8 +106,9 @@ def build_host(cell: Cell, report: MetalHostStatus, *, is_stale: bool) -> Viewed
     """
     # A host counts as one device, which has the free memory of the cell (the host, as the queue counts it).
     is_known = report.available_bytes is not None
-    free = (cell.free[MEMORY],) if is_known else ()
-    bases = (describe_host(report),) if is_known else ()
+    free = (cell.free[MEMORY],) if is_known else ()  # of each device, so one at the most
+    bases = (describe_host(report),) if is_known else ()  # the device of a replica if nothing else runs there
+
     return ViewedMachine(
         cell=cell,
         accelerator="metal",
@@ -132,6 +136,7 @@ def list_replicas(bases: Sequence[ServingDevices], free_bytes: Sequence[int]) ->
         has_enough_devices = count <= len(free_bytes)
         if count != 1 and not has_enough_devices:
             continue
+
         # A replica takes the emptiest devices, and has as much memory as the fullest of them leaves.
         least_free = free_bytes[count - 1] if has_enough_devices else 0
         replicas.append(base._replace(free_bytes=_round_free(base, least_free)))
@@ -167,16 +172,21 @@ def _describe_room(
     A node without devices has one replica, on its processor, with the free memory of the node. Of devices that are not
     shared, as many as pods hold are left out, the fullest: a pod that still loads holds a device that looks empty.
     """
+    # 1. A node without devices.
     if hardware.vendor == "cpu":
         replica = hardware.describe_replica(0)  # 0 devices: it computes on the processor
         if not replica.device_class or memory is None:
             return (), ()
         return (replica,), (memory,)
+
+    # 2. The free memory of each device, and the replicas on the idle node.
     # `cell.devices`: the resources that count each device once; None: not stated, and nothing is subtracted below.
     device_resources = cell.devices or frozenset()
     sizes = _list_devices(hardware, report, sum(cell.total[name] for name in device_resources))
     # Engines divide a model among 1, 2, 4, 8 or 16 devices (`_COUNTS`).
     bases = tuple(_describe_base(hardware, count) for count in _COUNTS if count <= len(sizes))
+
+    # 3. Leave out the devices that pods hold. Shared devices still have room for further pods.
     if device_resources and not hardware.is_shared:
         # The devices that pods hold count as the fullest ones.
         held = sum(cell.total[name] - cell.free[name] for name in device_resources)

@@ -33,7 +33,9 @@ class NodeRules:
 
     def __init__(self, pod_spec: Obj) -> None:
         """Read the rules of a pod about its node: nodeSelector, tolerations and required node affinity."""
+        # (name, value) of each label that the node must have.
         self._selector = tuple((pod_spec.get("nodeSelector") or {}).items())
+
         tolerations = pod_spec.get("tolerations") or ()
         # (key, effect) of the tolerations with operator Exists; an empty text matches any key or effect.
         self._tolerated_keys = {
@@ -47,6 +49,8 @@ class NodeRules:
             for toleration in tolerations
             if toleration.get("operator") != "Exists"
         }
+
+        # Tests of the required node affinity: a node must pass one of the terms. None: the pod requires nothing.
         affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
         required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
         self._terms = None if required is None else [_read_term(term) for term in required["nodeSelectorTerms"]]

@@ -33,11 +33,14 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
     def reduce(node: Obj) -> Obj:
         """Return the part of a node that the store keeps; the store calls this for each node that it gets."""
         metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+
         # `_OF_TAINT`: key, value and effect, but not the time since when the taint is there.
         taints = [{name: taint[name] for name in _OF_TAINT if name in taint} for taint in spec.get("taints") or ()]
+
         # Of the annotations, only that by which the administrator states the cost of the node.
         cost = (metadata.get("annotations") or {}).get(COST)
         annotations = {"annotations": {COST: cost}} if cost else {}
+
         return {
             "metadata": {
                 "name": metadata["name"],

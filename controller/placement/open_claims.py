@@ -104,8 +104,9 @@ class OpenClaims:
         """
         # By `Cell.id`: the needs of waiting units that have a claim on it.
         taken: dict[str, list[Amounts]] = {}
-        # The claimed cells for which no unit was found yet, by unit and object. The rest of a gang that is admitted in
-        # part is a unit with another uid: gangs are found by their pods alone, with an empty uid.
+
+        # By (uid, pod or process): the claimed cells for which no unit was found yet. The rest of a gang that is
+        # admitted in part is a unit with another uid: gangs are found by their pods alone, with an empty uid.
         unaccounted = {
             ("" if claim.kind == "gang" else uid, name): cell
             for uid, claim in self._claims.items()
@@ -135,6 +136,7 @@ class OpenClaims:
         # Units whose write may be under way can be missing in `units`; those found above are not counted again.
         for unit in self._being_written.values():
             reserve_parts(unit)
+
         # 2. Reserve all of the other claimed cells, since it is not known what is needed there.
         unknown = {*unaccounted.values()}
         reserved = [
@@ -156,11 +158,12 @@ class OpenClaims:
             names: `Cell.id` of the cell of each part.
             find_cell: returns a cell as it is now, or None if it is gone.
         """
-        taken = self._sum_being_written(unit.uid, names)
+        taken = self._sum_being_written(unit.uid, names)  # by cell: what other units are being given
         for need, name in zip(unit.parts, names, strict=False):
             cell = find_cell(name)
             if cell is None or cell.closed:
                 return False
+
             free = subtract_amounts(cell.free, taken.get(name, NOTHING))
             if not fits(need, free):
                 return False

@@ -80,38 +80,34 @@ def plan(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: fl
 class _AwaitedCells(NamedTuple):
     """The cells that a blocked unit waits for."""
 
-    feasible: Mapping[str, Cell]
-    """All that could ever run it, by `Cell.id`."""
-    open: Mapping[str, Cell]
-    """Those of them for which it waits."""
-    pools: frozenset[str]
-    """The pools of these."""
+    feasible: Mapping[str, Cell]  # all that could ever run it, by `Cell.id`
+    open: Mapping[str, Cell]  # those of them for which it waits
+    pools: frozenset[str]  # the pools of these
 
 
 class Planning:
-    """The state of one round.
-
-    A unit is at home in the first of its pools. Limits of a pool count what its own units and those of others use of
-    it.
-    """
+    """The state of one round. A unit is at home in the first of its pools, and borrows in the others."""
 
     def __init__(self, cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> None:
         """Sort the waiting units, and count what all others hold: on cells, in limits, and of elastic pools."""
+        # 1. The units that wait, in the order of the queue, and all others, which hold room.
         everything = list(units)
         waiting = (unit for unit in everything if unit.state == "waiting" and not unit.is_superseded)
         self._waiting = sorted(waiting, key=lambda unit: unit.order)
         holding = [unit for unit in everything if unit.state != "waiting"]
-        self._holders = {unit.uid: unit for unit in holding}  # all with a place, by uid
+        self._holders = {unit.uid: unit for unit in holding}
         self._rules = rules
+
+        # 2. What is counted in this round: possible victims, limits, and the room of cells.
         by_id = {cell.id: cell for cell in cells}
         pools = {unit.uid: find_pool(unit, by_id, rules.pools) for unit in holding}
         self._candidates = Candidates(holding, pools, now, rules.min_run_seconds)
         self._limits = PoolLimits(rules.pools, rules.quotas)
         self._search = self.build_search(by_id.values())
         # Units that may still be admitted without a cell, by pool.
-        self._elastic_slots = {
-            name: pool_rules.elastic for name, pool_rules in rules.pools.items() if pool_rules.elastic > 0
-        }
+        self._elastic_slots = {name: pool.elastic for name, pool in rules.pools.items() if pool.elastic > 0}
+
+        # 3. Count in these what is promised and what is held.
         for unit in self._waiting:
             if unit.nomination is not None and self._could_ever_start(unit):
                 # Borrowers may not take what is promised to a unit at home, until it is decided about.
@@ -123,15 +119,15 @@ class Planning:
             if not unit.cells and pool in self._elastic_slots:  # it waits for a node to be added
                 self._elastic_slots[pool] -= 1
                 self._search.subtract_unpinned(unit, pool)
+
+        # 4. What the round decides, and what it remembers of units that it has considered.
         self._held_cells: set[str] = set()
         """Cells where this round holds room for nominated units, which is free to the scheduler."""
-        self._considered: dict[tuple[str, bool], int] = {}
-        """Number of units that were considered, by home pool and by whether limits ever let them start."""
-        self._shapes: dict[tuple[object, ...], int] = {}
-        """Numbers of the shapes: see `_shape_of`."""
+        self._considered: dict[tuple[str, bool], int] = {}  # units by home pool, and whether limits let them start
+        self._shapes: dict[tuple[object, ...], int] = {}  # the number of each shape: see `_shape_of`
         self._blocked_shapes: dict[int, tuple[Blockage, Mapping[str, bool]]] = {}
-        """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools whose
-        limits are kept for them, True: also those that other namespaces share."""
+        """By shape, since nothing gets better in a round: why its units wait, and the pools whose limits are kept for
+        them; True: also limits that other namespaces share."""
         self._awaited: dict[tuple[object, ...], _AwaitedCells] = {}  # kept answers of `_list_awaited`
         self._actions: list[Action] = []
         self._blocked: dict[str, Blockage] = {}  # by uid: why the unit waits
@@ -153,6 +149,7 @@ class Planning:
                 # A nominated unit is always considered: cells were held for it.
                 if unit.nomination is not None or not self._is_left_out(unit, shape):
                     self._decide(unit, shape)
+
         return Round(
             actions=tuple(self._actions),
             queue=tuple(self._waiting),
@@ -191,17 +188,18 @@ class Planning:
         """Return whether no place is searched for a unit, since this round did so for CONSIDERED others of its pool.
 
         A unit like one that was blocked costs no search and does not count. When a unit that could start is left out,
-        its pools are closed to all later ones. Units that limits forbid for good are counted apart, so that they hold
-        up nobody.
+        its pools are closed to all later ones. One that limits forbid for good holds up nobody.
         """
         if not unit.replaces and shape in self._blocked_shapes:  # `_decide` blocks it without a search
             return False
+
+        # Units that a limit of each pool forbids for good (`can_start` is False) are counted apart.
         home = unit.pools[0] if unit.pools else ""
         can_start = not all(self._limits.exceeds(unit, pool) for pool in unit.pools)
         self._considered[home, can_start] = self._considered.get((home, can_start), 0) + 1
         if self._considered[home, can_start] <= CONSIDERED:
             return False
-        if can_start:
+        if can_start:  # no later unit may pass it
             self._search.exhausted.update(unit.pools)
         return True
 
@@ -250,40 +248,47 @@ class Planning:
     def _continue_nomination(self, unit: Unit, nomination: Nomination, *, may_move: bool) -> bool:
         """Go on with the promise of cells to a unit; return False if it is void, so that the unit waits like any other.
 
-        1. Void if a cell is gone or closed to it, or a limit forbids it.
-        2. If the room is there, admit it. Void if its victims have ended and the room went elsewhere, or if one of them
-           may not be evicted any more.
-        3. If a better place is free and it `may_move`, admit it there. Else hold the room while its victims end, and
-           evict those that still run: an earlier eviction may have failed.
+        The unit is admitted if the room is there, or, if it `may_move`, a better place is free. Else the room is held
+        while its victims end, and those that still run are evicted.
         """
+        # 1. Void if a cell is gone, or if cells or limits refuse the unit even once its victims have ended.
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
         remaining = self._list_remaining_victims(nomination)
         has_all_cells = len(cells) == len(nomination.cells) == len(unit.parts)
-        if not has_all_cells or not self._is_eligible(unit, cells, remaining):  # once victims have ended
+        if not has_all_cells or not self._is_eligible(unit, cells, remaining):
             return False
-        # Where there is room for both, the limits still count what the unit replaces, which may never end.
+
+        # 2. Admit it if the room is there, and the limits allow it beside victims that have not ended: with room for
+        # both, what it replaces may never end.
         has_room = self._search.has_room_for(add_by_cell(unit.parts, nomination.cells))
-        if has_room and self._is_eligible(unit, cells):  # now
+        if has_room and self._is_eligible(unit, cells):
             self._admit(unit, nomination.cells)
             return True
-        # Nothing to wait for: victims that ended left no room, or one leaves all of its room to its own successor.
+
+        # 3. Void if there is nothing to wait for: victims that ended left no room, one leaves all of its room to its
+        # own successor, or one may not be evicted any more.
         if not remaining or any(self._candidates.is_replaced(victim.uid) for victim in remaining):
             return False
-        ending = [victim for victim in remaining if self._candidates.is_ending(victim) or victim.uid in unit.replaces]
-        running = [victim for victim in remaining if victim not in ending]
+        running = [victim for victim in remaining if not self._ends_anyway(victim, unit)]
         if not all(self._candidates.may_evict(unit, victim) for victim in running):
             return False
-        # A better place may have become free meanwhile: what was evicted for this one then serves others.
+
+        # 4. A better place may have become free meanwhile: what was evicted for this one then serves others.
         if may_move and (place := self._search.find_place(unit, "free")) is not None:
             self._admit(unit, place.cells, place.scores)
             return True
+
+        # 5. Hold the room, and evict the victims that still run: their eviction may have failed before.
         if not self._search.hold(unit, nomination.cells, remaining):
             return False
         self._held_cells.update(nomination.cells)
         self._limits.add(unit, cells[0].pool, remaining)
-        # The eviction of some may have failed, or the controller may have ended before it.
         self._actions += [EvictUnit(victim, unit) for victim in running]
         return True
+
+    def _ends_anyway(self, victim: Unit, unit: Unit) -> bool:
+        """Return whether a victim of a unit ends without an eviction: it ends already, or the unit replaces it."""
+        return self._candidates.is_ending(victim) or victim.uid in unit.replaces
 
     def _list_remaining_victims(self, nomination: Nomination) -> Sequence[Unit]:
         """Return the victims of a nomination that still hold room."""
@@ -317,11 +322,8 @@ class Planning:
 
     def _nominate(self, unit: Unit, place: FoundPlace) -> None:
         """Promise a unit the cells of its victims, and evict these; units that it replaces end by their rollout."""
-        running = [
-            victim
-            for victim in place.victims
-            if not self._candidates.is_ending(victim) and victim.uid not in unit.replaces
-        ]
+        # These are listed before `hold`, after which they count as evicted.
+        running = [victim for victim in place.victims if not self._ends_anyway(victim, unit)]
         if not self._search.hold(unit, place.cells, place.victims):
             raise AssertionError(f"{unit.key} does not fit in the place of its victims on {place.cells}")
         self._held_cells.update(place.cells)
@@ -334,8 +336,7 @@ class Planning:
     def _block(self, unit: Unit, shape: int) -> None:
         """Note why a unit waits, and keep for it what it needs of limits.
 
-        Units of one shape have the same reason, so only the first is looked at; it also closes its cells to later
-        units.
+        Units of one shape have the same reason: only the first is looked at, and closes its cells to later units.
         """
         if shape not in self._blocked_shapes:
             self._blocked_shapes[shape] = self._close_awaited_cells(unit)
@@ -350,11 +351,7 @@ class Planning:
         The latter map to True if limits that other namespaces share are kept as well. `is_shadowed`: it would fit on a
         cell that a unit ahead waits for.
         """
-        refusals = {
-            pool: limit_refusal
-            for pool in unit.pools
-            if (limit_refusal := self._limits.find_refusal(unit, pool)) is not None
-        }
+        refusals = {pool: limit for pool in unit.pools if (limit := self._limits.find_refusal(unit, pool)) is not None}
         # 1. Find the cells and the limit for which it waits.
         feasible, waited_for, pools = self._list_awaited(unit, refusals)  # could run it; it waits for; pools of these
         need, left = unit.parts[0], self._search.left
@@ -365,18 +362,21 @@ class Planning:
             for pool in unit.pools
             for name in self._search.list_roomy(unit, need, pool)
         )
-        limit = self._find_limit(unit, feasible, refusals)
-        # 2. Close these to later units.
+        decisive_limit = self._find_limit(unit, feasible, refusals)
+
+        # 2. Close these to later units: limits that it could meet in a pool that could run it, and the cells.
         fitting = [pool for pool, refusal in refusals.items() if feasible and refusal.could_ever_fit]
-        held_pools = [pool for pool in fitting if self._could_ever_run(unit, pool)]  # could run it, limits aside
+        held_pools = [pool for pool in fitting if self._could_ever_run(unit, pool)]
         for pool in held_pools:
             self._limits.hold(unit, refusals[pool].key)
-        # Where it waits for minimum run times to end, no later unit may begin another one.
+        # `place`: where it gets room soonest once minimum run times end; found before the cells are closed.
         place = self._search.find_place(unit, "wait") if feasible and self._candidates.has_young else None
         closure, closed = HeadOfLine(unit.rank, unit), self._search.closed
         for name in waited_for:
             if name not in closed or closed[name].rank < unit.rank:  # a larger rank holds back more units
                 closed[name] = closure
+
+        # 3. Reserve that place: no later unit may begin another minimum run time there.
         if place is not None:
             if not self._again_seconds or place.wait_seconds < self._again_seconds:
                 self._again_seconds = place.wait_seconds
@@ -386,22 +386,25 @@ class Planning:
                 name for name in needs if name in waited_for or not self._search.has_room_for({name: needs[name]})
             ]
             closed.update(dict.fromkeys(reserved, HeadOfLine(RESERVED, unit)))  # RESERVED: no unit may pass
-        # 3. State why it waits.
+
+        # 4. State why it waits.
         blockage = Blockage(
             feasible=len(feasible),
             is_shadowed=is_shadowed,
             limits=tuple(refusals.values()),
-            limit=limit,
+            limit=decisive_limit,
             exceeds_limits=not self._could_ever_start(unit),
             priority_helps=self._candidates.priority_helps(unit, waited_for, left),
         )
-        # What passes by one limit would take its quota. Others need not wait because its own quota is used up.
+        # Where it lacks room alone (True), all limits are kept for it. Where a limit holds it back (False), only its
+        # quota is: other namespaces need not wait because that is used up.
         return blockage, dict.fromkeys(pools, True) | dict.fromkeys(held_pools, False)
 
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:
         """Return the cells for which a unit waits and that it closes to later ones; priority does not matter here."""
+        # Units that are alike in all that the answer depends on share it.
         parts = tuple(map(need_key, unit.parts))
-        key = unit.identity, parts, unit.pools, unit.avoid, tuple(refusals)  # all that the answer depends on
+        key = unit.identity, parts, unit.pools, unit.avoid, tuple(refusals)
         cells = self._awaited.get(key)
         if cells is None:
             feasible = self._search.list_all_feasible(unit)
@@ -433,6 +436,7 @@ class Planning:
                     continue
                 if is_everywhere:
                     return refusal
+                # Without this limit, the unit might get room on this cell.
                 is_awaited = refusal.reason != "Lending" and not cell.closed
                 if is_awaited and fits(unit.parts[0], self._search.left[name]):
                     return refusal
@@ -450,9 +454,11 @@ class Planning:
             predecessor = self._holders.get(uid)
             if predecessor is None or len(predecessor.cells) != 1 or len(predecessor.parts) != 1:
                 continue  # it is gone, or is no single pod or process with a known cell
+            # The room of the predecessor is promised to another unit, or rules or limits forbid the cell.
             cell = self._search.cells.get(predecessor.cells[0])
             if cell is None or self._candidates.is_promised(uid) or not self._is_eligible(unit, [cell], [predecessor]):
                 continue
+
             room = self._candidates.freed_by(uid, cell.id)
             lacking = {name: amount - room.get(name, 0) for name, amount in need.items()}
             extra = {name: amount for name, amount in lacking.items() if amount > 0}  # more than the predecessor frees
@@ -477,9 +483,9 @@ class Planning:
         if requirement.volume_nodes is not None:
             return ""
         for pool in unit.pools:
-            is_open = self._elastic_slots.get(pool, 0) > 0 and pool not in self._search.exhausted  # a slot is left
-            takes = is_open and requirement.allows(self._rules.pools[pool].node_labels)
-            if takes and self._limits.find_refusal(unit, pool) is None and not self._may_take_from_others(unit, pool):
+            has_slot = self._elastic_slots.get(pool, 0) > 0 and pool not in self._search.exhausted
+            suits = has_slot and requirement.allows(self._rules.pools[pool].node_labels)  # labels of a node that comes
+            if suits and self._limits.find_refusal(unit, pool) is None and not self._may_take_from_others(unit, pool):
                 return pool
         return ""
 

@@ -112,6 +112,8 @@ class PoolLimits:
             quotas: the limits of namespaces.
         """
         self._pools, self._quotas = pools, quotas
+
+        # What is used or spoken for: `add_holder`, `add`, `hold` and `keep` count it.
         self._used: dict[LimitKey, int] = {}
         """Amounts that units with a place, or with a promise of one, use of each limit."""
         self._reserved: dict[LimitKey, tuple[int, float, str]] = {}
@@ -170,9 +172,12 @@ class PoolLimits:
             from_replaced = sum(self.freed_by(other.uid, key) for other in leaving if other.uid in unit.replaces)
             from_victims = sum(self.freed_by(other.uid, key) for other in leaving if other.uid not in unit.replaces)
             used = self._used.get(key, 0) - from_replaced - from_victims
+
+            # 1. The limit is lower than the need. No end of other units helps: this refusal outranks the others.
             if amount > allowed:
-                # No end of other units helps: this refusal outranks the others.
                 return LimitRefusal(key, allowed=allowed, used=used, needed=amount)
+
+            # 2. Too little is left, or what is left is for a unit ahead. The first such limit is returned.
             is_kept = self._is_reserved(key, unit) or used + self._sum_kept(key, unit) + amount > allowed
             # A unit that takes no more than those that it replaces overtakes nobody.
             overtakes = is_kept and amount > from_replaced
@@ -259,6 +264,8 @@ class PoolLimits:
         """
         if not self._pools and not self._quotas:
             return
+
+        # 1. The quota of its namespace.
         namespace = unit.key.namespace
         # EACH_NAMESPACE: the quota of each namespace that has none of its own in this pool.
         quota = self._quotas.get((namespace, pool)) or self._quotas.get((EACH_NAMESPACE, pool))
@@ -268,7 +275,8 @@ class PoolLimits:
                 yield LimitKey("Quota", owner, DEVICES), quota.devices, sum_amounts(unit.parts, DEVICES)
             if quota.memory_bytes is not None:
                 yield LimitKey("Quota", owner, MEMORY), quota.memory_bytes, sum_amounts(unit.parts, MEMORY)
-        # Hosts are limited by memory, nodes by devices.
+
+        # 2. The limits of pools. Hosts are limited by memory, nodes by devices.
         measure: Measure = MEMORY if isinstance(unit.requirement, HostRequirement) else DEVICES
         home = unit.pools[0] if unit.pools else pool
         rules, home_rules = self._pools.get(pool, _UNLIMITED), self._pools.get(home, _UNLIMITED)
@@ -292,8 +300,9 @@ def find_pool(unit: Unit, cells: Mapping[str, Cell], pools: Mapping[str, PoolRul
     for name in unit.cells:
         if (cell := cells.get(name)) is not None:
             return cell.pool
+
+    # Its cell is unknown. If it was admitted without one, it demands the labels of its pool.
     elastic = [pool for pool in unit.pools if pools.get(pool, PoolRules()).elastic > 0]
-    # A unit without a cell is admitted with a demand for the labels of its pool.
     labels = {pool: pools[pool].node_labels for pool in elastic}
     requirement = unit.requirement
     demanded_pools = (
@@ -302,6 +311,7 @@ def find_pool(unit: Unit, cells: Mapping[str, Cell], pools: Mapping[str, PoolRul
         if labels[pool] and isinstance(requirement, NodeRequirement) and requirement.demands(labels[pool])
     )
     unlabelled_pools = (pool for pool in elastic if not labels[pool])
+
     # The first that exists, in this order of preference.
     return next(itertools.chain(demanded_pools, unlabelled_pools, elastic, unit.pools), "")
 
@@ -350,21 +360,24 @@ class PoolProblem(NamedTuple):
 
 
 def find_pool_problems(pools: Mapping[str, PoolRules], cells: Iterable[Cell]) -> list[PoolProblem]:
-    """Return the contradictions between rules and cells."""
+    """Return the contradictions between rules and cells: pools without cells, and limits above what a pool has."""
+    # By pool: what its cells have in all, as devices or bytes of memory.
     total_of_pool: dict[str, int] = {}
     measures: dict[str, Measure] = {}
     for cell in cells:
         measures[cell.pool] = measure_of(cell)
         total_of_pool[cell.pool] = total_of_pool.get(cell.pool, 0) + sum_of_cell(cell, cell.total)
+
     problems: list[PoolProblem] = []
     for name, rules in sorted(pools.items()):
         if rules.elastic > 0:
-            # An autoscaler may add what is not there yet.
-            continue
+            continue  # an autoscaler may add what is not there yet
+
         if name not in total_of_pool:
             message = f"pool {name} has no node and no host: correct its accelerator and nodeSelector, or add one"
             problems.append(PoolProblem(name, "NoCell", message))
             continue
+
         measure, most = measures[name], total_of_pool[name]
         for field, value in (("nominal", rules.nominal), ("lendingLimit", rules.lending_limit)):
             if value is not None and value > most:

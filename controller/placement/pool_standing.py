@@ -9,7 +9,6 @@ from controller.placement.pool_limits import (
     Measure,
     PoolProblem,
     PoolQuota,
-    PoolRules,
     amount_text,
     find_pool_problems,
     limit_text,
@@ -65,17 +64,22 @@ def measure_pools(
         units: all units.
         find_labels: returns the labels of the node or host of a cell.
     """
+    # 1. Count the capacity of each pool, and what units use of it.
     use = _count_use(cells, units)
     numbers, totals, free = Counter[str](), Counter[str](), Counter[str]()
     for cell in cells:
         numbers[cell.pool] += 1
         totals[cell.pool] += sum_of_cell(cell, cell.total)
         free[cell.pool] += sum_of_cell(cell, cell.free)
+
+    # 2. Find the contradictions of all pools.
     problems = [
         *find_pool_problems(table.rules, cells),
         *_find_overlaps(table, cells, find_labels),
         *_find_overuse(table, use),
     ]
+
+    # 3. Put these together by pool; of one with an invalid spec, only that is stated.
     standings = {
         refused.name: PoolStanding(DEVICES, problems=(PoolProblem(refused.name, "InvalidSpec", refused.message),))
         for refused in table.refused
@@ -143,8 +147,9 @@ def _find_overlaps(table: PoolTable, cells: Iterable[Cell], find_labels: FindLab
 
 def _find_overuse(table: PoolTable, use: _PoolUse) -> Iterable[PoolProblem]:
     """Yield a problem for each limit and quota of which more is used than it allows."""
+    # 1. Limits of pools.
     for pool in table.defined:
-        rules: PoolRules = pool.rules
+        rules = pool.rules
         measure: Measure = MEMORY if pool.accelerator == METAL else DEVICES
         for field, allowed, used in (
             ("nominal", rules.nominal, use.home[pool.name]),
@@ -153,6 +158,8 @@ def _find_overuse(table: PoolTable, use: _PoolUse) -> Iterable[PoolProblem]:
         ):
             if allowed is not None and used > allowed:
                 yield _describe_overuse(pool.name, f"{field} is", measure, allowed, used)
+
+    # 2. Quotas: that of the namespace itself, else that of each namespace without one of its own.
     quotas = table.quotas
     for (namespace, name, counted), used in sorted(use.by_namespace.items()) if quotas else ():
         quota = quotas.get((namespace, name)) or quotas.get((EACH_NAMESPACE, name)) or PoolQuota()

@@ -125,6 +125,7 @@ def build_table(pools: Iterable[AcceleratorPool], vendors: Vendors) -> PoolTable
 
 def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | RefusedPool:
     """Return a pool as its spec defines it, or why it is refused."""
+    # 1. Refuse a pool of an accelerator without devices, or with the name of another accelerator.
     name, spec = pool.metadata.name, pool.spec
     vendor = vendors.get(spec.accelerator)
     if vendor is None or not vendor.has_devices:
@@ -135,6 +136,8 @@ def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | Refused
     if name in vendors and name != spec.accelerator:
         message = f"{name} is the name of another accelerator, whose pool has it: choose another name for this pool"
         return RefusedPool(name, message)
+
+    # 2. Read its limits.
     rules = PoolRules(
         nominal=_read_quantity(spec.nominal),
         borrowing_limit=_read_quantity(spec.borrowing_limit),
