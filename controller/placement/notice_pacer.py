@@ -39,14 +39,18 @@ class NoticePacer:
         A place is the position of a service in the queue. A move is a change of that alone, which is not urgent.
         """
         self._notify, self._notify_move = notify, notify_move
+
+        # Notices that are queued: `add` and `add_move` put them in, `flush` sends them.
         self._urgent: dict[ObjectKey, None] = {}
         """Services to tell something urgent, in this order."""
         self._moves: dict[ObjectKey, float] = {}
         """Other services to tell something, each with its place."""
+
+        # The pace: times on the clock of the event loop.
         self._notified_at: dict[ObjectKey, float] = {}
         """When each service was notified, of those that were within the last second."""
         self._next_move_at = 0.0
-        """When the next notice about a move may be sent, on the clock of the event loop."""
+        """When the next notice about a move may be sent."""
         self._steady_until = 0.0
         """The time by which as many moves as were told would have been told at the steady pace."""
         self._timer: asyncio.TimerHandle | None = None
@@ -78,15 +82,19 @@ class NoticePacer:
         """Send the notices that the pace allows now, at most one about a move, and set a timer for the rest."""
         loop = asyncio.get_running_loop()
         now = loop.time()
+        # Keep only the services that were notified within the last second: they get no further notice now.
         self._notified_at = {key: at for key, at in self._notified_at.items() if at + SERVICE_SECONDS > now}
+
         # 1. Send all urgent notices but those about services that were notified within the last second.
         for service in [key for key in self._urgent if key not in self._notified_at]:
             del self._urgent[service]
             self._notified_at[service] = now
             self._notify(service)
+
         # 2. Send one notice about a move, if one is due.
         if now >= self._next_move_at:
             self._report_move(now)
+
         # 3. Call this method again when the next notice may be sent.
         dues = [self._notified_at[service] + SERVICE_SECONDS for service in self._urgent]
         if self._moves:
@@ -101,17 +109,21 @@ class NoticePacer:
         Services that were notified within the last second are passed over; if all were, nothing is sent. A move is due
         every STEADY_MOVE_SECONDS; after a quiet time, BURST of them may be sent faster, one every MOVE_SECONDS.
         """
-        # One candidate more than were notified is enough: to sort a thousand services takes as long as a write.
-        # The items of `_moves` are (service, place).
+        # 1. Pick the service. The items of `_moves` are (service, place). One candidate more than were notified is
+        # enough: to sort a thousand services takes as long as a write.
         nearest = heapq.nsmallest(len(self._notified_at) + 1, self._moves.items(), key=operator.itemgetter(1))
         service = next((key for key, _place in nearest if key not in self._notified_at), None)
         if service is None:
             return
         del self._moves[service]
-        # `_steady_until` is when this move would have been sent at the steady pace; BURST moves may be ahead of that.
+
+        # 2. Set the time of the next notice. `_steady_until` is when this move would have been sent at the steady pace;
+        # BURST moves may be ahead of that.
         self._steady_until = max(now, self._steady_until) + STEADY_MOVE_SECONDS
         # After a quiet time the second time has passed already, so that only MOVE_SECONDS delays the next move.
         self._next_move_at = max(now + MOVE_SECONDS, self._steady_until - BURST * STEADY_MOVE_SECONDS)
+
+        # 3. Send it.
         self._notified_at[service] = now
         self._notify_move(service)
 

@@ -133,14 +133,17 @@ def observe_units_in_steps(
         is_queued_by_default: services that state no mode are in mode Queue.
         find_volume_nodes: finds the nodes of the volumes of a waiting pod.
     """
+    # What the result is made of, service by service.
     units: list[Unit] = []
-    judged_at: list[float] = []
+    judged_at: list[float] = []  # the moments at which the queue must be planned again
     places: dict[UnitKey, str] = {}
     open_places: dict[str, tuple[str, ...]] = {}
     unvisited = dict(freed_places)  # those of services without any pod or process remain
+
     # `orders`: by host, what its administrator orders: to drain it, or to evict by taints.
     table, orders = read_pools(store, vendors), read_orders(store)
     for key, grouped in sorted(_group_by_service(store).items()):
+        # 1. Collect what the units of this service depend on; None: the service is gone, its pods or processes are not.
         service = find_queued_service(store, key, table, is_queued_by_default=is_queued_by_default)
         freed: tuple[str, ...] = ()
         if service is not None and service.uid in unvisited:
@@ -148,16 +151,19 @@ def observe_units_in_steps(
             freed = _share(tuple(unvisited.pop(service.uid)))
         volume_nodes = _find_volume_nodes(store, key, find_volume_nodes)
         objects = grouped._replace(volume_nodes=volume_nodes, orders=orders)
+
+        # 2. Read its units, or take those of the last time if nothing has changed.
         service_units = _derive_service_units(store, service, objects, vendors, freed)
         units += service_units.units
-        units += [_judge_ending(unit, now.timestamp()) for unit in service_units.ending]
-        ends = [unit.ends_by for unit in service_units.ending if unit.ends_by is not None]
-        # The moments from which `_judge_ending` decides otherwise: the queue must be planned again then.
+        units += [_judge_ending(replica, now.timestamp()) for replica in service_units.ending]
+        ends = [replica.ends_by for replica in service_units.ending if replica.ends_by is not None]
+        # `_judge_ending` decides otherwise from these moments on.
         judged_at += [moment + seconds for moment in ends for seconds in (-MOST_GRACE_SECONDS, LATE_SECONDS)]
         places.update(service_units.places)
         if service is not None and service_units.open_places:
             open_places[service.uid] = service_units.open_places
         yield None
+
     waits = (moment - now.timestamp() for moment in judged_at)
     again_seconds = min((seconds for seconds in waits if seconds >= 0), default=None)
     yield ObservedUnits(tuple(units), places, open_places | _keep_unvisited(store, unvisited), again_seconds)
@@ -207,6 +213,7 @@ def _group_by_service(store: Store) -> dict[ObjectKey, _ServiceObjects]:
     The indexes group them already: pods by the name of their service, processes by the uid of their owner. So only the
     first process of each owner is looked at, for the owner's name.
     """
+    # 1. The processes of each service, in one list for each owner that has or had its name.
     processes: dict[ObjectKey, list[Sequence[Obj]]] = {}
     # A value of the index is NAMESPACE/UID of the owner; `controller_of` returns the owner reference of a child.
     for owner in store.index_values(METAL_PROCESSES, OWNER_INDEX):
@@ -214,6 +221,8 @@ def _group_by_service(store: Store) -> dict[ObjectKey, _ServiceObjects]:
         reference = controller_of(children[0])
         if reference is not None and reference.get("kind") == "InferenceService":
             processes.setdefault(ObjectKey(owner.partition("/")[0], reference["name"]), []).append(children)
+
+    # 2. With the pods of each service, if it has any.
     by_service = {key: _ServiceObjects((), children) for key, children in processes.items()}  # without pods so far
     for named in store.index_values(PODS, SERVICE_INDEX):
         key = _parse_key(named)
@@ -253,38 +262,46 @@ def _derive_service_units(
     return store.derive(resource, first, "service-units", compute, *inputs)
 
 
-def _build_service_units(
-    store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
-) -> _ServiceUnits:
-    """Return the units of a service, with the queue places that they inherit and the units that they replace.
+def _read_replicas(
+    store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors
+) -> list[ReplicaUnit]:
+    """Return the pods and processes of a service as replicas: units, each with what decides about its place.
 
-    A place is the time since when a replica waits. A successor takes the place of a pod that has ended or that a
-    rollout replaces, so that the replica does not start again at the end of the queue. Units that wait and are not
-    wanted any more are marked as superseded.
+    The pods of a gang are one replica. Each object is read anew only if it or the facts of its service have changed.
     """
-    # 1. Read pods and processes as replicas.
-    nodes = dict(objects.volume_nodes)
+    nodes = dict(objects.volume_nodes)  # by uid of a pod, the only nodes on which its volumes can be
     derived = (
         _derive_pod_replica(store, pod, service, vendors, nodes.get(pod["metadata"]["uid"])) for pod in objects.pods
     )
     replicas = join_gangs([pod_replica for pod_replica in derived if pod_replica is not None])
     for children in objects.processes:
         replicas += _list_process_replicas(store, children, service, vendors, objects.orders)
-    # 2. Decide which place each unit inherits, and which earlier units it replaces.
+    return replicas
+
+
+def _build_service_units(
+    store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
+) -> _ServiceUnits:
+    """Return the units of a service, with the queue places that they inherit and the units that they replace.
+
+    A place is the time since when a replica waits. The successor of a pod that has ended, or that a rollout replaces,
+    inherits its place. Units that wait and are not wanted any more are marked as superseded.
+    """
+    # 1. Decide which place each unit inherits, and which earlier units it replaces.
+    replicas = _read_replicas(store, service, objects, vendors)
     freed_texts = _parse_freed(service, freed)  # places of units that are gone: texts by time
     # Pods of an earlier service of the same name may still end: no unit here inherits their places.
     of_this_service = [
-        replica_unit
-        for replica_unit in replicas
-        if service is not None and replica_unit.unit.enqueued_at >= service.created_at
+        replica for replica in replicas if service is not None and replica.unit.enqueued_at >= service.created_at
     ]
     wanted = service.replicas if service is not None else 0
     assigned, replaces = assign_places(of_this_service, freed_texts, wanted), assign_predecessors(of_this_service)
     superseded = find_superseded(of_this_service, wanted)
-    # 3. Return the units with what was decided.
+
+    # 2. Note in the units that wait or run what was decided.
     units = []
-    for replica_unit in replicas:
-        unit, uid = replica_unit.unit, replica_unit.unit.uid
+    for replica in replicas:
+        unit, uid = replica.unit, replica.unit.uid
         if unit.state == "ending":
             continue
         if uid in assigned or uid in replaces or uid in superseded:
@@ -295,21 +312,25 @@ def _build_service_units(
                 is_superseded=uid in superseded,
             )
         units.append(unit)
-    # What is to be noted in annotations: each pod of a gang gets the place of its unit.
+
+    # 3. Collect the places to be noted in annotations: each pod of a gang gets the place of its unit.
     places = {
         UnitKey("process" if unit.key.kind == "process" else "pod", *name): format_place(unit.enqueued_at)
         for unit in units
         if unit.uid in assigned
         for name in unit.objects
     }
-    # Places of units that are gone which the ledger must keep, since no unit has inherited them for good.
+
+    # 4. Collect the places of units that are gone which the ledger must keep: no unit has inherited them for good.
     still_open = list_open_places(of_this_service, freed_texts, assigned, wanted)
+    open_places = tuple(freed_texts[place] for place in still_open)
+
+    # 5. Note in the units that end when they are over at the latest.
     ending = tuple(
         replica._replace(unit=msgspec.structs.replace(replica.unit, ends_by=replica.ends_by))
         for replica in replicas
         if replica.unit.state == "ending"
     )
-    open_places = tuple(freed_texts[place] for place in still_open)
     return _ServiceUnits(tuple(units), ending, places, open_places)
 
 
@@ -346,6 +367,8 @@ def _list_process_replicas(
     decoded = decode_stored(store, METAL_PROCESSES, objects, MetalProcess)
     # The store keeps what is derived from an object with the raw object, so `derive` needs this, not the decoded one.
     stored = {object_key(obj): obj for obj in objects}
+
+    # 1. Read each process by itself, or take the unit of the last time; None: the process is over.
     replicas = []
     for process in decoded:
         obj = stored[ObjectKey(process.metadata.namespace, process.metadata.name)]
@@ -353,6 +376,8 @@ def _list_process_replicas(
         replica = store.derive(METAL_PROCESSES, obj, "process-replica", compute, service, vendors)
         if replica is not None:
             replicas.append(replica)
+
+    # 2. Add what follows from the other processes and from orders.
     tolerations = service.host_demands.tolerations if service is not None else ()
     # `list_moved`: those for which a replacement on a better host was made already.
     displaced = find_displacements(decoded, orders, tolerations, list_moved(decoded))

@@ -65,24 +65,22 @@ def build_pod_replica(
     None if no Deployment of the service made it; if it is being deleted, any Deployment will do, since others wait for
     its room. None also if it has ended and is not being deleted, or if it neither waits at the gate nor takes a device.
     """
+    # 1. Leave out pods with which the queue has nothing to do.
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     deployment, template = find_template(pod)
-    is_ending = "deletionTimestamp" in metadata
+    state = _find_state(pod)
     own_deployment = service.find_deployment(deployment) if service is not None else None
     has_ended = (pod.get("status") or {}).get("phase") in ENDED
     # A pod that has ended and is being deleted holds nothing any more, but its successor inherits its place.
-    if not deployment or not (own_deployment or is_ending) or (has_ended and not is_ending):
+    if not deployment or (state != "ending" and (own_deployment is None or has_ended)):
         return None
-    state: UnitState = "waiting" if is_gated(pod) else "running"
-    if is_ending:
-        state = "ending"
     need = {**count_requests(spec), **count_need(pod, is_waiting=state == "waiting")}  # requests; claimed devices
     if not is_gated(pod) and not has_device(need, vendors):
         return None
+
+    # 2. Describe the pod as a unit.
     node = find_taken_node(pod)
-    # Not counted are pods that hold nothing: one without a node that ends, which a tenant's finalizer may keep, and one
-    # that was made without the gate, which no scheduler need ever place. They would use up the limits of their pool.
-    is_counted = bool(node) or state == "waiting" or (not is_ending and is_noted(pod))
+    is_counted = _is_counted(pod, node, state)
     is_placed = bool(node) and state != "waiting"  # its rules about nodes do not matter any more
     slices = demand_slices(need, service, vendors)
     own_place, key = find_own_place(pod), object_key(pod)  # own place: used if it inherits none
@@ -107,12 +105,30 @@ def build_pod_replica(
     )
     if service is not None and service.left_cell and state == "waiting":
         unit = restrict_to_better_place(unit, service.left_cell, service.least_speed)
-    ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
+
+    # 3. Add what decides about its place in the queue, and its gang.
+    ends_by = parse_seconds(metadata["deletionTimestamp"]) if state == "ending" else None
     present_mark = own_deployment.template if own_deployment is not None else ""  # empty: nothing to compare with
     is_present = read_template_mark(pod) == present_mark if present_mark else None
     replica = ReplicaUnit(unit, deployment, template, own_place, is_present=is_present, ends_by=ends_by)
-    gang, gang_size = _read_gang(pod) if is_counted or is_ending else ("", 1)
+    gang, gang_size = _read_gang(pod) if is_counted or state == "ending" else ("", 1)
     return PodReplica(replica, gang, gang_size)
+
+
+def _find_state(pod: Obj) -> UnitState:
+    """Return `ending` for a pod that is being deleted; else `waiting` if it waits for the queue, or `running`."""
+    if "deletionTimestamp" in pod["metadata"]:
+        return "ending"
+    return "waiting" if is_gated(pod) else "running"
+
+
+def _is_counted(pod: Obj, node: str, state: UnitState) -> bool:
+    """Return whether the needs of a pod count; `node` is empty if it has none.
+
+    Not counted are pods that hold nothing: one without a node that ends, which a tenant's finalizer may keep, and one
+    that was made without the gate, which no scheduler need ever place. They would use up the limits of their pool.
+    """
+    return bool(node) or state == "waiting" or (state == "running" and is_noted(pod))
 
 
 def restrict_to_better_place(unit: Unit, left_cell: str, least_speed: float) -> Unit:
@@ -142,9 +158,11 @@ def build_requirement(
         slices: its demand on devices that it might share; None: it asks for none such.
     """
     rules = {name: pod_spec[name] for name in _RULES if pod_spec.get(name)}
+    # Pods with equal rules get the same digest, by which answers about nodes are shared.
     shape = [rules, None if volume_nodes is None else sorted(volume_nodes)]
-    # Pods with equal rules get the same digest, by which answers about nodes are shared. `_NO_NODE` admits no node.
     digest = hashlib.sha256(msgspec.json.encode(shape, order="deterministic")).hexdigest()
+
+    # `_NO_NODE`: rules that admit no node.
     is_too_long = len(msgspec.json.encode(rules)) > MOST_RULES_BYTES
     return NodeRequirement(digest[:16], _NO_NODE if is_too_long else rules, volume_nodes, slices)
 
@@ -187,19 +205,21 @@ def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
     as all or none are admitted. If the controller ended after it had admitted some, the rest waits as one unit.
     """
     replicas = [pod.replica for pod in pods if not pod.gang]
-    gangs: dict[str, list[PodReplica]] = {}
+    gangs: dict[str, list[PodReplica]] = {}  # by name of the gang
     for pod in pods:
         if pod.gang:
             gangs.setdefault(pod.gang, []).append(pod)
+
     for name, members in gangs.items():
         # Only living pods make a gang complete; each states its size, and the largest counts.
         living = sum(member.replica.unit.state != "ending" for member in members)
         is_complete = living >= max(member.gang_size for member in members)
+        # Join the pods of each state, by name.
         for state in _STATES:
             alike = [member.replica for member in members if member.replica.unit.state == state]
             may_be_admitted = is_complete and len(alike) <= MOST_IN_GANG
             if alike and (may_be_admitted or state != "waiting"):
-                replicas.append(_join_pods(name, sorted(alike, key=lambda unit: unit.unit.key.name)))
+                replicas.append(_join_pods(name, sorted(alike, key=lambda replica: replica.unit.key.name)))
     return replicas
 
 
@@ -211,6 +231,8 @@ def _join_pods(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
     ends_by = [member.ends_by for member in members if member.ends_by is not None]
     since = [unit.evictable_since for unit in units if unit.evictable_since is not None]
     nominations = (unit.nomination for unit in units if unit.nomination is not None)
+
+    # The unit of the first pod, with what is different for a gang.
     unit = msgspec.structs.replace(
         first,
         key=UnitKey("gang", first.key.namespace, gang),
@@ -228,5 +250,6 @@ def _join_pods(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
         is_protected=any(unit.is_protected for unit in units),
         has_other_gate=any(unit.has_other_gate for unit in units),
     )
+
     own_place = min(member.own_place for member in members)
     return members[0]._replace(unit=unit, own_place=own_place, ends_by=max(ends_by, default=None))

@@ -30,20 +30,23 @@ def build_process_replica(
 
     It waits while it has no host. A service that is not its owner decides nothing about it, even if it has the name.
     """
-    spec, metadata = process.spec, process.metadata
-    host, is_deleted = spec.host_name, metadata.deletion_timestamp is not None
     if is_over(process):
         return None
+
+    spec, metadata = process.spec, process.metadata
+    host, deleted_at = spec.host_name, parse_seconds(metadata.deletion_timestamp)
     state: UnitState = "waiting" if host is None else "running"
-    if is_deleted:
+    if metadata.deletion_timestamp is not None:
         state = "ending"
     key = ObjectKey(metadata.namespace, metadata.name)
     need = {MEMORY: spec.memory_bytes}
-    own_place = draw_place(metadata.creation_timestamp, metadata.uid)
+    own_place = draw_place(metadata.creation_timestamp, metadata.uid)  # its place in the queue if it inherits none
     # A process that was bound by hand has no annotation ADMITTED_AT: its creation (`own_place`) counts.
     admitted_at = parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place
+    # Without an owner, the process itself states its priority, and has no demands and speeds.
     is_owned = service is not None and any(reference.uid == service.uid for reference in metadata.owner_references)
     owner = service if is_owned else None
+
     unit = Unit(
         key=UnitKey("process", key.namespace, key.name),
         uid=metadata.uid,
@@ -63,7 +66,6 @@ def build_process_replica(
         speeds=owner.speeds if owner is not None else NO_SPEEDS,
         is_assessed=owner is None or owner.is_assessed,
     )
-    deleted_at = parse_seconds(metadata.deletion_timestamp)
     return ReplicaUnit(
         unit,
         rollout="",
@@ -124,8 +126,10 @@ def compare_siblings(
     Units that wait avoid each host on which a process of the same owner and spec was rejected, has stopped by itself,
     or is displaced.
     """
+    # 1. By owner and spec (`_spec_key`): the hosts on which the other processes failed or are displaced.
     unwanted_cells: dict[tuple[str, str], set[str]] = {}
     for process in processes:
+        # It was rejected, or stopped by itself: nobody has deleted it.
         is_refused = process.status.phase == "Rejected" or (
             process.status.phase == "Stopped" and process.metadata.deletion_timestamp is None
         )
@@ -133,6 +137,8 @@ def compare_siblings(
             unwanted_cells.setdefault(_spec_key(process), set()).add(f"host/{process.spec.host_name}")
     if not unwanted_cells:
         return list(replicas)
+
+    # 2. Note these in the units.
     spec_keys = {process.metadata.uid: _spec_key(process) for process in processes}
     compared = []
     for replica in replicas:

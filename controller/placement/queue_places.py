@@ -121,12 +121,16 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wante
         wanted: the number of its replicas.
     """
     current, earlier, ending = split_replicas(replicas)
+    # The places of units of the present spec, of an earlier spec, and of those that are ending or gone.
     taken, staying = _places_of(current), _places_of(earlier)
     leaving = _places_of(ending).union(freed)
-    # Units that end are soon gone, and their places with them; earlier ones keep theirs for later successors.
-    inherited = _inherit(current, leaving, staying, taken)
-    # What is evicted during a change comes back with the earlier template first: it inherits only from leaving units.
-    inherited |= _inherit(earlier, leaving, set(), taken | staying | set(inherited.values()))
+
+    # 1. Units that end are soon gone, and their places with them; earlier ones keep theirs for later successors.
+    inherited = _inherit(current, leaving=leaving, staying=staying, taken=taken)
+    # 2. What is evicted during a change comes back with the earlier template first.
+    taken_by_all = taken | staying | set(inherited.values())
+    inherited |= _inherit(earlier, leaving=leaving, staying=set(), taken=taken_by_all)
+    # 3. There are more units of the present spec than wanted.
     return inherited | _inherit_elsewhere(current, inherited, len(current) - wanted)
 
 
@@ -142,9 +146,11 @@ def _inherit(
         taken: places that others have already.
     """
     inherited = dict[str, float]()
-    # Sorted lists are heaps: even among thousands of places, the earliest is found without a search.
+    # 1. The places that are not taken. Sorted lists are heaps: even among thousands, the earliest is at hand.
     from_leaving = sorted(set(leaving) - set(taken))
     from_staying = sorted(set(staying) - set(leaving) - set(taken))
+
+    # 2. Give each heir the earliest place that is left, the oldest heir first.
     heirs = [replica for replica in replicas if replica.unit.state == "waiting" and not replica.has_inherited]
     for heir in sorted(heirs, key=lambda replica: (replica.own_place, replica.unit.uid)):
         # An heir inherits only a place that is earlier than its own.
@@ -152,10 +158,11 @@ def _inherit(
         if sources:
             source = sources[0]  # a leaving unit first
             inherited[heir.unit.uid] = heapq.heappop(source)
-            if heir.unit.enqueued_at in leaving and heir.unit.enqueued_at not in from_leaving:
-                # The place that the heir gives up is also that of a leaving unit, and was left out above as taken: the
-                # next heir may have it.
-                heapq.heappush(from_leaving, heir.unit.enqueued_at)
+            # The place that the heir gives up may also be that of a leaving unit, and was left out above as taken: the
+            # next heir may have it.
+            given_up = heir.unit.enqueued_at
+            if given_up in leaving and given_up not in from_leaving:
+                heapq.heappush(from_leaving, given_up)
     return inherited
 
 
@@ -182,16 +189,18 @@ def _inherit_elsewhere(
     donors_of: dict[str, list[ReplicaUnit]] = {}  # by rollout; the last of each list gives its place first
     for replica in donors:
         donors_of.setdefault(replica.rollout, []).append(replica)
+
     # 2. Give the newest heirs the place of the last unit of another rollout.
     heirs = [replica for replica in donors if replica.unit.state == "waiting" and not replica.has_inherited]
     # There are `surplus` more units than wanted: so many replace old ones, and these are the newest.
     newest_first = sorted(heirs, key=lambda replica: (-replica.own_place, replica.unit.uid))
-    handed = dict[str, float]()
+    handed = dict[str, float]()  # the result
     for heir in newest_first[: max(0, surplus)]:
         for remaining in donors_of.values():
             # Heirs come from the newest to the oldest: a donor with a later place than this heir is of no use any more.
             while remaining and remaining[-1].unit.enqueued_at >= heir.own_place:
                 remaining.pop()
+        # Of the last donors of the other rollouts, the one that is last of all.
         last_donors = [units[-1] for rollout, units in donors_of.items() if units and rollout != heir.rollout]
         donor = max(last_donors, key=wait_order, default=None)
         if donor is not None:
@@ -216,10 +225,12 @@ def list_open_places(
         wanted: the number of replicas of the service.
     """
     current, earlier, _ending = split_replicas(replicas)
+
     # `unheld`: no living unit has these. A unit that inherits another place leaves its own to the next heir.
     unheld = set(freed) - _places_of(replica for replica in (*current, *earlier) if replica.unit.uid not in assigned)
     promised = unheld.intersection(assigned.values())  # assigned, and still to be annotated
-    # Without a limit, somebody who keeps deleting pods before they inherit would fill the ledger.
+
+    # The rest is limited: somebody who keeps deleting pods before they inherit would fill the ledger.
     lacking = max(0, wanted - len(current))
     return sorted(promised.union(sorted(unheld - promised)[:lacking]))
 
@@ -235,24 +246,27 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
     Only units of the same rollout (Deployment) replace each other, and each running unit is replaced by one waiting
     unit: by that which is nominated for its place, else by turns.
     """
+    # 1. List the waiting units of the present spec (heirs) and the running ones of an earlier spec, by rollout.
     current, earlier, _ending = split_replicas(replicas)
-    heirs_of, earlier_of = dict[str, list[Unit]](), dict[str, list[str]]()  # by rollout
+    heirs_of, earlier_of = dict[str, list[Unit]](), dict[str, list[str]]()
     for replica_unit in current:
         if replica_unit.unit.state == "waiting":
             heirs_of.setdefault(replica_unit.rollout, []).append(replica_unit.unit)
     for replica_unit in earlier:
         if replica_unit.unit.state == "running":
             earlier_of.setdefault(replica_unit.rollout, []).append(replica_unit.unit.uid)
-    predecessors: dict[str, set[str]] = {}
+
+    predecessors: dict[str, set[str]] = {}  # by uid of the heir
     for rollout, uids in earlier_of.items():
         heirs = sorted(heirs_of.get(rollout, ()), key=lambda unit: unit.order)
         unassigned = sorted(uids)
+        # 2. An heir that is nominated replaces its victims.
         for heir in heirs:
             own = [] if heir.nomination is None else [uid for uid in unassigned if uid in heir.nomination.victims]
             predecessors.setdefault(heir.uid, set()).update(own)
             if own:
                 unassigned = [uid for uid in unassigned if uid not in own]
-        # The rest is dealt out to the heirs in turn: each of n heirs gets every n-th.
+        # 3. The rest is dealt out to the heirs in turn: each of n heirs gets every n-th.
         for index, heir in enumerate(heirs):
             predecessors[heir.uid].update(unassigned[index :: len(heirs)])
     return {uid: frozenset(replaced) for uid, replaced in predecessors.items() if replaced}
@@ -295,16 +309,18 @@ def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
     everything = list(replicas)
     ending = [replica for replica in everything if replica.unit.state == "ending"]
     living = [replica for replica in everything if replica.unit.state != "ending"]
+
     # 1. Find the present template of each rollout: that of which the first unit is the latest.
     first_place: dict[tuple[str, str], float] = {}
     for replica in everything:
         template = replica.rollout, replica.template
         first_place[template] = min(replica.own_place, first_place.get(template, replica.own_place))
-    present: dict[str, tuple[float, str]] = {}
+    present: dict[str, tuple[float, str]] = {}  # by rollout
     for replica in living:
         # The latest first time wins; the name of the template decides ties.
         began = first_place[replica.rollout, replica.template], replica.template
         present[replica.rollout] = max(began, present.get(replica.rollout, began))
+
     # 2. Sort the units by it, unless they say themselves whether their template is the present one.
     current, earlier = list[ReplicaUnit](), list[ReplicaUnit]()
     for replica in living:

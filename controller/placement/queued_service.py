@@ -179,9 +179,11 @@ def _read_service(
     service = msgspec.convert(obj, QueuedServiceObject)
     metadata, spec, status = service.metadata, service.spec, service.status
     is_assessed = status.observed_generation == metadata.generation
+
     # Only a replacement of a slow replica that is under way counts: an ended one leaves empty defaults.
     last = status.replacement
     replacement = last if last is not None and last.ended_at is None else _ShownReplacement()
+
     mode = spec.scheduling.mode
     return _share(
         QueuedService(
@@ -196,7 +198,7 @@ def _read_service(
             replicas=wanted_replicas(service),
             deployments=tuple(sorted(map(_read_deployment, deployments))),
             host_demands=read_host_demands(spec),
-            pools=tuple(dict.fromkeys(spec.scheduling.pools)),
+            pools=tuple(dict.fromkeys(spec.scheduling.pools)),  # each once
             table=table,
             # That of an earlier spec may be less than what the pods of this one take.
             device_bytes=status.device_memory_bytes if is_assessed else None,
@@ -240,7 +242,7 @@ def read_speeds(
         demands: `spec.placement`.
     """
     stated = [(find_single_class(speed.device_class), speed) for speed in speeds]
-    unlisted = _find_unlisted_refusal(demands)
+    unlisted = _find_unlisted_refusal(demands)  # the reason; empty: a class that is not listed is accepted
     return SpeedProfile(
         speeds=tuple((name, float(speed.tokens_per_second)) for name, speed in stated if speed.tokens_per_second),
         refused=frozenset((name, speed.refusal) for name, speed in stated if speed.refusal),

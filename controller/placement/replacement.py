@@ -168,10 +168,14 @@ def find_hold(
     """
     if not rules.is_on:
         return ReplacementHold("ReplacementOff", "the controller replaces none: see placement.replacement of the chart")
+
+    # 1. The service must not, or cannot, be moved at all.
     if facts.is_protected:
         return ReplacementHold("Protected", "spec.evictionProtection keeps it there: remove it, or delete the pod")
     if facts.obstacle:
         return ReplacementHold("NotMovable", facts.obstacle)
+
+    # 2. A replacement in its namespace was not long ago; the longest cool-down that still lasts counts.
     past = [replacement for replacement in (last, *beside) if replacement is not None]
     cool_downs = [
         (find_cool_down(replacement, rules.cool_down_seconds, now), replacement.ended_at)
@@ -182,10 +186,14 @@ def find_hold(
     if seconds > 0:
         message = f"the last replacement in its namespace ended at {ended_at}, and the cool-down holds"
         return ReplacementHold("CoolDown", message, seconds)
+
+    # 3. The last move has not helped, and the replica is still where it went to.
     places = {replica.place for replica in facts.replicas}
     if last is not None and last.outcome == "Moved" and not last.helped and last.to_place in places:
         message = f"its move to {last.to_place} did not help: look for the cause in prompts, clients or the Model"
         return ReplacementHold("DidNotHelp", message)
+
+    # 4. Other changes come first.
     ready = sum(replica.is_ready for replica in facts.replicas)
     if not facts.is_settled or ready != facts.wanted or len(facts.replicas) != facts.wanted:
         return ReplacementHold("NotReady", "not all replicas are ready, or an edit is rolled out")
@@ -242,6 +250,7 @@ def continue_replacement(replacement: SpeedReplacement, facts: ServiceFacts, now
     leaving = next((replica for replica in facts.replicas if replica.uid == replacement.uid), None)
     others = [replica for replica in facts.replicas if replica is not leaving]
     ready = [other for other in others if other.is_ready]
+
     # 1. The old replica has gone, or may not be replaced any more.
     if leaving is None:
         if len(ready) >= facts.wanted and facts.wanted:
@@ -250,10 +259,12 @@ def continue_replacement(replacement: SpeedReplacement, facts: ServiceFacts, now
         return Progress(_end(replacement, "GivenUp", "the replica ended before another one was ready", now))
     if not facts.is_settled or facts.obstacle or facts.is_protected:
         return Progress(_end(replacement, "GivenUp", facts.obstacle or "the service was edited", now))
+
     # 2. Give up after a time, which depends on how far the new replica has come.
     started = parse_time(replacement.started_at)
     # Clocks of leaders differ by little; whoever may write the status can state a time at which it never ends.
     passed = abs((now - started).total_seconds()) if started is not None else math.inf
+    # The new replica has a place, or is ready, once as many of the others as are wanted are.
     has_place = sum(bool(other.place) for other in others) >= facts.wanted
     if len(ready) >= facts.wanted:
         # A tenant can keep the old pod by removing its mark again and again.

@@ -87,6 +87,7 @@ class RoundPacer:
         self._began_at, self._ended_at = began_at, ended_at
         if has_decided:
             return
+
         for round_cause in RoundCause:
             if round_cause <= cause:
                 # What is left of earlier rests, and IDLE_SHARE times the processor time of this round.
@@ -140,23 +141,28 @@ class RoundTrigger:
     async def wait(self) -> None:
         """Wait until a round is due and may begin; note that it begins now, and why.
 
-        A change may wake this, or the time at which a due round may begin. Cells are compared then: if one has got room
-        for a unit, that is a cause as well. Otherwise it sleeps a little, so that changes at once are taken together.
+        A round is due because `make_due` has requested it, or because a cell has changed so that it matters to a unit
+        that waits.
         """
         loop = asyncio.get_running_loop()
         while True:
+            # 1. Sleep until something changes, or a due round may begin. If no round is due, there is no time limit.
             with contextlib.suppress(TimeoutError):
-                # If no round is due, there is no time limit: only a change wakes this.
                 async with asyncio.timeout_at(self._find_begin()):
                     await self._changed.wait()
             self._changed.clear()
+
+            # 2. A round is due if a cell has got room for a waiting unit, or one is gone that it was promised.
             if self._watch.take_cells(self._list_cells()):
                 self._raise_cause(RoundCause.ROOM)
-            # None: still no round is due, as what has changed gives no unit room.
+
+            # 3. Begin a round that is due. `begin_at` is None: none is, as what has changed gives no unit room.
             begin_at, now = self._find_begin(), loop.time()
             if self._due is not None and begin_at is not None and begin_at <= now:
                 self._current_cause, self._began_at, self._due = self._due, now, None
                 return
+
+            # 4. Else sleep a little, so that changes at once are taken together.
             await asyncio.sleep(ROUND_SECONDS if begin_at is None else min(ROUND_SECONDS, begin_at - now))
 
     def note_round(self, waiting: Iterable[Unit], *, spent_seconds: float, has_decided: bool) -> None:

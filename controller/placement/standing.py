@@ -143,7 +143,9 @@ class WaitFacts(NamedTuple):
 def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
     """Return why a unit waits, and what would help."""
     counts, ahead = facts.counts, facts.ahead
-    need, noun = describe_need(unit), _noun(unit)
+    need, noun = describe_need(unit), _noun(unit)  # such as `nvidia.com/gpu: 2`; node or host
+
+    # 1. The unit has a place already, or none was looked for.
     if reason == "Draining":
         cells, ending = (", ".join(names[:_MOST_NAMED]) for names in (facts.cells, facts.victims))
         way_out = f"room on {cells} is kept for it: it starts as soon as replicas of {ending or 'others'} have ended"
@@ -155,12 +157,16 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
         return f"{ahead} replicas are ahead, so many that its turn is not near: add {noun}s{or_raise_priority(unit)}"
     if reason == "AdmissionFailed":
         return f"its admission could not be written and is tried again: {facts.error}"
+
+    # 2. No cell can take it, however much is free.
     if reason == "NoSuchHardware":
         return _describe_missing(unit, facts, need, noun)
     if reason == "CellsClosed":
         return (
             f"needs {need}, and {_describe_closed(counts, noun)}: wait until one opens, or add {_name_addition(unit)}"
         )
+
+    # 3. Room is kept for others, a limit holds it back, or too little is free.
     if reason == "HeadOfLine":
         return (
             f"needs {need}; the {noun}s with that much free are kept for a replica ahead, which waits for more: wait"
@@ -173,6 +179,7 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
 
 def _describe_lack(unit: Unit, facts: WaitFacts) -> str:
     """Return the words for a unit for which too little is free."""
+    # 1. What lacks.
     need, noun, counts = describe_need(unit), _noun(unit), facts.counts
     parts = [f"needs {need}; {_describe_open(unit, counts, noun)}"]
     lacking = find_lacking(unit, counts)
@@ -184,12 +191,13 @@ def _describe_lack(unit: Unit, facts: WaitFacts) -> str:
     if counts.limited:
         refused = ", ".join(f"{number} {word}" for word, number in sorted(counts.limited.items()))
         parts.append(f"limits keep it out of {_count(sum(counts.limited.values()), noun)} ({refused})")
-    # The way out. A unit of rank 0 has the highest priority already.
+
+    # 2. The way out. A unit of rank 0 has the highest priority already.
     way_out = "it starts after those ahead, once others end" if facts.ahead else "it starts once others end"
     if unit.rank and facts.priority_helps:
         way_out += f"; add {_name_addition(unit)}, or raise spec.priority so that others make room"
         return f"{'; '.join(parts)}: {way_out}"
-    if unit.rank:
+    if unit.rank:  # a higher priority would not help
         parts.append("none that runs there may be evicted for it, even at priority critical")
     return f"{'; '.join(parts)}: {way_out}, or add {_name_addition(unit)}"
 
@@ -205,12 +213,14 @@ def _describe_open(unit: Unit, counts: CellCounts, noun: str) -> str:
 
 def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str:
     """Return why no cell can ever run a unit, with the largest that exists."""
-    lane, _ = measure_need(unit)
+    lane, _ = measure_need(unit)  # its `resource` is the scarce one
     counts, largest, pools = facts.counts, facts.largest, ", ".join(unit.pools)
+
     # 1. Each pod of a gang fits somewhere, but not all at once.
     if counts.feasible and len(unit.parts) > 1:
         room = _count(counts.feasible, noun)
         return f"its {len(unit.parts)} pods do not fit on {room} together: ask for less, or add {noun}s"
+
     # 2. The pools are empty, or rules refuse every cell (`never`: cells by reason).
     if largest is None and not counts.never:
         return f"no {noun} is in pool {pools}: add one that has {need}"
@@ -220,6 +230,7 @@ def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str
     if largest is None:
         return f"no {noun} of pool {pools} can ever run it: {refused}: change the service, or add a {noun}"
     others = f"; {refused}" if refused else ""
+
     # 3. Its kind of device is nowhere, or the largest cell is too small.
     if "/" in lane.resource and not largest.total.get(lane.resource):
         return (

@@ -200,6 +200,8 @@ class LaneHistory:
         releases = self._releases
         if releases.count < LEAST_RELEASES or self._run_seconds <= 0 or needed <= 0:
             return "TooFewSeen"
+
+        # 1. What becomes free per second, and what more important units take of it per second.
         # Releases are measured per amount and second that it ran, and scaled to the amount that runs now.
         scale = self.running / self._run_seconds
         freed, freed_squares = releases.amount * scale, releases.squares * scale
@@ -210,7 +212,9 @@ class LaneHistory:
         rate = freed - taken
         if rate <= LEAST_DRIFT * freed:
             return "Overtaken"
-        # The variance of the sum of random releases and arrivals, and of the rate, which few releases tell.
+
+        # 2. How far the wait may be off: the variance of the sum of random releases and arrivals, and that of the rate,
+        # which few releases tell.
         variance = (freed_squares + taken_squares) / (rate * needed) + (freed / rate) ** 2 / releases.count
         return Forecast(max(needed / rate, 1.0), math.sqrt(variance))
 
@@ -223,13 +227,15 @@ class LaneHistory:
         errors = self._errors.get(rank)
         if errors is None or errors.count < LEAST_ERRORS:
             return "TooFewSeen"
-        # Errors are in standard deviations (`spread`) of the logarithm of the wait, below 0 for an early start.
+
+        # 1. Errors are in standard deviations (`spread`) of the logarithm of the wait, below 0 for an early start.
         # Few errors may agree by chance, so the range is at least the one that the model expects.
         low = min(errors.find_quantile((1 - COVERED) / 2), -MODEL_DEVIATIONS)
         high = max(errors.find_quantile((1 + COVERED) / 2), MODEL_DEVIATIONS)
         earliest = forecast.wait_seconds * math.exp(low * forecast.spread)
         latest = forecast.wait_seconds * math.exp(high * forecast.spread)
-        # A range that is too narrow is widened to NARROWEST, at both ends alike.
+
+        # 2. A range that is too narrow is widened to NARROWEST, at both ends alike; one that is too wide is not given.
         widened = max(1.0, math.sqrt(NARROWEST * earliest / latest))
         earliest, latest = earliest / widened, latest * widened
         if latest > WIDEST * earliest:

@@ -104,10 +104,10 @@ class StartEstimator:
         for history in self._lanes.values():
             history.advance(now)
         self._displaced.update(evicted)
+
         # 2. Note the units that wait and those with a place; count arrivals and starts.
-        running: dict[Lane, float] = {}
-        placed: set[str] = set()
-        waiting: set[str] = set()
+        running: dict[Lane, float] = {}  # the amount that runs in each lane
+        placed, waiting = set[str](), set[str]()  # uids
         for unit in units:
             uid = unit.uid
             if unit.replaces:  # it takes their room
@@ -120,19 +120,22 @@ class StartEstimator:
                 continue
             placed.add(uid)
             run = self._runs.get(uid)
-            if run is None:
+            if run is None:  # it was not seen with a place before
                 run = self._runs[uid] = _describe_run(unit, pools)
                 self._count_start(unit, now)
             running[run.lane] = running.get(run.lane, 0.0) + run.amount
+
         # 3. Count ends, and forget units that are gone.
         self._count_ends(self._runs.keys() - placed)
         for uid in self._waiting.keys() - waiting:
             del self._waiting[uid]
+        self._displaced &= placed  # the ends of the others are counted
+
+        # 4. Note what runs in each lane, and drop lanes without anything: whoever names another pool, or selects other
+        # devices, again and again would make one after the other.
         for lane in running.keys() | self._lanes.keys():
             self._get_history(lane, now).running = running.get(lane, 0.0)
-        # Whoever names another pool, or selects other devices, again and again would make one lane after the other.
         self._lanes = {lane: history for lane, history in self._lanes.items() if not history.is_blank}
-        self._displaced &= placed  # the ends of the others are counted
         self._seen_at = now
 
     def estimate(self, unit: Unit, lane: Lane, needed: float, now: float) -> StartRange | NoEstimate:
@@ -152,20 +155,24 @@ class StartEstimator:
         waiting = self._waiting.get(unit.uid)
         if waiting is None:
             return "TooFewSeen"
-        # A text is the reason why nothing is known: then the last range is not repeated later.
+
+        # 1. Forecast the wait. A text is the reason why nothing is known: then the last range is not repeated later.
         if isinstance(forecast, str):
             waiting.last_range = None
             return forecast
-        # HALF: a further forecast once half of the need ahead is gone.
+        # HALF: a further forecast is kept once half of the need ahead is gone.
         if not waiting.forecasts or needed <= waiting.needed_at_forecast * HALF:
             waiting.forecasts.append((now, forecast))
             waiting.needed_at_forecast = needed
+
+        # 2. Make it a range.
         span = history.find_range(unit.rank, forecast, now)
         if isinstance(span, str):
             waiting.last_range = None
             return span
+
+        # 3. Take the new range, or else repeat the last one.
         last = waiting.last_range
-        # Else the last range is repeated.
         if last is None or not last.is_narrow(now) or not last.is_near(span, now):
             waiting.last_range = span
             if waiting.first_range is None:
@@ -174,10 +181,9 @@ class StartEstimator:
 
     def _get_history(self, lane: Lane, now: float) -> LaneHistory:
         """Return the history of a lane, which begins now if it has none."""
-        history = self._lanes.get(lane)
-        if history is None:
-            history = self._lanes[lane] = LaneHistory(now)
-        return history
+        if lane not in self._lanes:
+            self._lanes[lane] = LaneHistory(now)
+        return self._lanes[lane]
 
     def _count_arrival(self, unit: Unit, now: float) -> None:
         """Count a unit that is new in the queue; one with an old place is the successor of another one."""
@@ -196,9 +202,13 @@ class StartEstimator:
             self._count_arrival(unit, now)
         if self._seen_at is None:
             return
+
+        # 1. Learn how long it really waited since each of its forecasts.
         lane, _ = measure_need(unit)
         for made_at, forecast in waited.forecasts if waited is not None else ():
             self._get_history(lane, now).add_outcome(unit.rank, forecast, now - made_at)
+
+        # 2. Report it.
         wait_seconds = max(0.0, now - unit.enqueued_at)
         first_range, first_range_at = (waited.first_range, waited.first_range_at) if waited is not None else (None, now)
         self._on_start(UnitStart(unit, wait_seconds, first_range, first_range_at, started_at=now))

@@ -33,6 +33,7 @@ class UnreportedEnds:
     def __init__(self, wake: Callable[[], None]) -> None:
         """Start without processes; `add_to` learns them from round to round."""
         self._wake = wake
+        # By uid: the processes with a host at the last call, and the ended ones that their host still counts.
         self._last_placed: dict[str, Unit] = {}
         self._ends: dict[str, _UnreportedEnd] = {}
 
@@ -44,6 +45,7 @@ class UnreportedEnds:
         it, or after UNREPORTED_SECONDS.
         """
         loop = asyncio.get_running_loop()
+
         # 1. Note processes that were placed at the last call and are gone now, if their host still counts them.
         placed = {unit.uid: unit for unit in units if unit.key.kind == "process" and unit.cells}
         for uid in self._last_placed.keys() - placed.keys():
@@ -52,6 +54,7 @@ class UnreportedEnds:
                 self._ends[uid] = _UnreportedEnd(unit, loop.time() + UNREPORTED_SECONDS)
                 loop.call_later(UNREPORTED_SECONDS, self._wake)
         self._last_placed = placed
+
         # 2. Forget those that the host has reported, that are back, or that took too long.
         for uid, end in list(self._ends.items()):
             if end.until <= loop.time() or uid in placed or not _is_reported(store, end.unit):

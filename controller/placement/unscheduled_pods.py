@@ -75,8 +75,11 @@ class UnscheduledPods:
             is_elastic: returns whether one of a unit's pools has an autoscaler, so that the queue may have given the
                 unit no node. Another one without a node was made without a gate, and so would its successor be.
         """
+        # 1. Note since when each unit is refused; one that is not refused any more is forgotten.
         refused = [OverduePod(unit, message) for unit in units if (message := find_refusal(store, unit)) is not None]
         self._since = {pod.unit.uid: self._since.get(pod.unit.uid, now) for pod in refused}
+
+        # 2. Find those that are refused for too long, and the seconds that the others have left.
         overdue, waits = [], []
         for pod in refused:
             # It was made without the gate of the queue, as its successor would be: to return it does not help.
@@ -103,6 +106,8 @@ class UnscheduledPods:
             if now - self._refusals[cell, service] < BLAME_SECONDS:
                 break
             self._forget(cell, service)
+
+        # A refusal that is noted again moves to the end, as the latest.
         for cell in unit.cells:
             self._refusals.pop((cell, unit.service), None)
             self._refusals[cell, unit.service] = now
@@ -140,10 +145,14 @@ def find_refusal(store: Store, unit: Unit) -> str | None:
     is_placed = unit.key.kind == "pod" and unit.evictable_since is not None
     if unit.state != "running" or unit.key.kind == "process" or is_placed:
         return None
+
+    # 1. The scheduler says why it does not place a pod.
     pods = [store.get(PODS, name.name, name.namespace) for name in unit.objects]
     for condition in itertools.chain.from_iterable(map(_conditions, pods)):
         if (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable"):
             return str(condition.get("message", ""))
+
+    # 2. It has not tried to place one that holds up others.
     unbound = [pod for pod in pods if pod is not None and not pod["spec"].get("nodeName")]
     # `find_need`: the pod claims devices. `_UNTRIED` is the message for that.
     is_untried = any(not unit.cells or find_need(pod) is not None for pod in unbound)

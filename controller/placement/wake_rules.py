@@ -36,13 +36,16 @@ class RoomWatch:
     def take_cells(self, cells: Sequence[Cell]) -> bool:
         """Replace the cells; return whether a waiting unit may fit now, or may have lost what it was promised."""
         before, self._cells = self._cells, cells
-        if not self._least_needs:
+        if not self._least_needs:  # no unit waits
             return False
+
         # This is called several times a second, and nearly always a few of the same cells have changed.
         changed = [(old, new) for old, new in zip(before, cells, strict=False) if old is not new]
         are_same_cells = len(before) == len(cells) and all(old.id == new.id for old, new in changed)
         if are_same_cells:
             return any(self._matters(old, new) for old, new in changed)
+
+        # Cells have come or gone: compare them by `Cell.id`.
         old_cells, new_cells = {cell.id: cell for cell in before}, {cell.id: cell for cell in cells}
         has_lost_cell = not old_cells.keys() <= new_cells.keys()
         return has_lost_cell or any(
@@ -135,20 +138,23 @@ def _list_pods(store: Store, namespace: str, service: str) -> Sequence[Obj]:
 def decisive_facts(resource: Resource, obj: Obj) -> object:
     """Return the facts of an object that decisions of the queue depend on; no other change starts a round."""
     metadata, status = obj["metadata"], obj.get("status") or {}
+
     if resource == INFERENCE_SERVICES:
         # The rest of a status counts only once it is of the present spec; units wait for that.
         generation = metadata.get("generation")
         if status.get("observedGeneration") != generation:
             return generation, status.get("accelerator")
         # A device class that is newly accepted makes room; another speed of one does not.
-        refused = [(speed["deviceClass"], speed.get("refusal")) for speed in status.get("speeds") or ()]
-        accepted = sorted(name for name, refusal in refused if refusal is None)
-        return generation, status.get("accelerator"), status.get("deviceMemoryBytes"), accepted, len(refused)
+        assessed = [(speed["deviceClass"], speed.get("refusal")) for speed in status.get("speeds") or ()]
+        accepted = sorted(name for name, refusal in assessed if refusal is None)
+        return generation, status.get("accelerator"), status.get("deviceMemoryBytes"), accepted, len(assessed)
+
     if resource == ACCELERATOR_POOLS:
         return metadata["uid"], metadata.get("generation")
     if resource == DEPLOYMENTS:
         # Its pods are units of the service once it exists, and may be seen before it is.
         return metadata["uid"]
+
     # A pod or a process.
     annotations = metadata.get("annotations") or {}
     conditions = {
@@ -158,9 +164,9 @@ def decisive_facts(resource: Resource, obj: Obj) -> object:
     return (
         metadata["uid"],
         "deletionTimestamp" in metadata,
-        annotations.get(ENQUEUED_AT),
-        annotations.get(NOMINATED),
-        obj["spec"].get("hostName") or obj["spec"].get("nodeName"),
+        annotations.get(ENQUEUED_AT),  # its place in the queue
+        annotations.get(NOMINATED),  # the cells that are promised to it
+        obj["spec"].get("hostName") or obj["spec"].get("nodeName"),  # None: it is not bound
         # A better estimate changes it while a process waits.
         obj["spec"].get("memoryBytes"),
         find_gate(obj) is None,

@@ -72,6 +72,7 @@ class WriteRetries:
             error: the failure.
             longest_seconds: the longest pause.
         """
+        # 1. Note it. The pause grows with the number of failures in a row.
         loop, last = asyncio.get_running_loop(), self._failures.get(uid, _NO_FAILURE)
         tries = last.tries + 1
         seconds = backoff_seconds(tries, first=FIRST_RETRY_SECONDS, most=longest_seconds)
@@ -80,6 +81,8 @@ class WriteRetries:
             # If every cell that fits has refused, a new round of all of them begins.
             refused = frozenset({cell}) if cell in refused else refused | {cell}
         self._failures[uid] = WriteFailures(tries, retry_at=loop.time() + seconds, refused_by=refused, error=str(error))
+
+        # 2. Wake after the pause, and log: a conflict is no cause for a warning.
         loop.call_later(seconds, self._wake)
         log.log(
             logging.INFO if isinstance(error, Conflict | NotFound) else logging.WARNING,

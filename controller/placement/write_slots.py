@@ -46,10 +46,13 @@ class WriteSlots:
         A write that takes longer than HANG_SECONDS goes on without its slot, which another write then gets. Raises
         NamespaceHangs if such a write of the same namespace is still under way.
         """
+        # 1. Wait for a slot; give it back if writes of the namespace hang.
         await self._slots.acquire()
         if self._hanging[namespace]:
             self._slots.release()
             raise NamespaceHangs(f"other writes in namespace {namespace} are not answered, as by a webhook that hangs")
+
+        # 2. Start the timer that takes the slot from a write that hangs.
         is_hanging = False
 
         def release_early() -> None:
@@ -63,6 +66,8 @@ class WriteSlots:
             self._slots.release()
 
         timer = asyncio.get_running_loop().call_later(HANG_SECONDS, release_early)
+
+        # 3. Let the caller write; then give the slot back, unless the timer has done so.
         try:
             yield
         finally:
