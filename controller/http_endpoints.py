@@ -139,9 +139,10 @@ class _ServingThread(threading.Thread):
 
     async def _serve(self) -> None:
         """Serve until `end`; while the address cannot be used, log each new problem and try again."""
-        problem = ""
+        problem = ""  # the last one that was logged
         while not self._ending.is_set():
             try:
+                # Listen, and serve until the end.
                 async with serve_answers(self._server, *self._address) as (host, port):
                     self.served = BindAddress(host, port)
                     if self.tried.is_set():  # an earlier try has failed and was logged
@@ -160,6 +161,7 @@ class _ServingThread(threading.Thread):
                         f"{RETRY_SECONDS:.0f} s",
                     )
                 self.tried.set()
+                # Try again after a pause, which the end shortens.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), RETRY_SECONDS)
 

@@ -60,21 +60,16 @@ def build_queue(
 ) -> LeaderQueue:
     """Return the queue and all that follows its rounds, put together and not yet running.
 
-    Args:
-        store: the watch cache.
-        registry: the cells.
-        measured: the stored measurements.
-        options: options of the controller.
-        identity: name of this replica.
-        metrics: counts rounds, admissions and preemptions.
-        precedence: gives admissions precedence before reconciles.
-        enqueue: lets an object be decided again.
-        enqueue_report: lets only the status of an object be written again.
+    `store` is the watch cache, `registry` has all cells (nodes and hosts), and `measured` the stored measurements.
+    `identity` is the name of this replica, and `precedence` lets admissions go before reconciles. `enqueue` has an
+    object decided again, and `enqueue_report` only its status written again.
     """
-    # `LeaderQueue` says what each of these parts is for.
     volumes, vendors = BoundVolumes(store, registry), options.pods.vendors
     enqueue_service = functools.partial(enqueue, INFERENCE_SERVICES)
     report_service = functools.partial(enqueue_report, INFERENCE_SERVICES)
+
+    # The parts that follow the rounds: the place in the queue of each service that waits, the use of each pool, the
+    # room on each accelerator (for services that may use several), why replicas are where they are, and benchmarks.
     board = Board(enqueue_service, metrics.queue.count_start, report_service, on_depths=metrics.queue.set_depths)
     pools = PoolBoard(store, vendors, registry, functools.partial(enqueue, ACCELERATOR_POOLS))
     rooms = CandidateRooms(registry, enqueue_service, volumes.find_nodes, volumes.has_read)
@@ -90,6 +85,7 @@ def build_queue(
         if benchmarks is not None:
             benchmarks.mark_jobs_in_the_way(list_waiting_pools(report), list_given_cells(report))
 
+    # The loop that admits. When the nodes of volumes were read, it has another round for the pods of these volumes.
     parts = AdmissionParts(
         registry,
         vendors,

@@ -55,6 +55,8 @@ class ControllerMetrics:
         counter = functools.partial(Counter, registry=registry)
         gauge = functools.partial(Gauge, registry=registry)
         histogram = functools.partial(Histogram, registry=registry, buckets=SECONDS)
+
+        # Reconciles, and the queue of objects that wait for one.
         self._reconciles = counter(
             "controller_runtime_reconcile",
             "Reconciles by kind and result: success, requeue_after (due again after a time), error (retried).",
@@ -68,6 +70,8 @@ class ControllerMetrics:
         )
         self._depth = gauge("workqueue_depth", "Keys that wait for a worker.", ("name",))
         self._oldest = gauge("pomona_workqueue_oldest_seconds", "Time for which the oldest key has waited.", ("name",))
+
+        # Requests to the API server, and leader election.
         self._calls = counter(
             "rest_client_requests",
             "Requests to the API server by verb, resource and HTTP status; <error>: no answer.",
@@ -79,6 +83,8 @@ class ControllerMetrics:
             ("verb", "resource"),
         )
         self._leader = gauge("leader_election_master_status", "1 while this replica leads, else 0.", ("name",))
+
+        # Admissions, probes and watches.
         self._bindings = counter(
             "pomona_queue_admissions",
             "Admissions of the queue by outcome: admitted, stale (the cell was lost or full before the write), failed.",
@@ -97,6 +103,8 @@ class ControllerMetrics:
         self._watched: set[str] = set()
         """Resources of which a watch was started before: each further one is a restart."""
         gauge("pomona_build_info", "1, with the version as a label.", ("version",)).labels(version("pomona")).set(1)
+
+        # The metrics of objects, of the queue of replicas, and of models have classes of their own.
         self.objects = ObjectTally(registry)
         self.queue = QueueMetrics(registry)
         self.models = ModelMetrics(registry, prefix)
@@ -159,6 +167,8 @@ class QueueMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = functools.partial(Counter, registry=registry)
         histogram = functools.partial(Histogram, registry=registry)
+
+        # Replicas that wait, and how long.
         self._depth = Gauge(
             "pomona_queue_depth", "Replicas that wait in the queue.", ("pool", "priority"), registry=registry
         )
@@ -168,6 +178,8 @@ class QueueMetrics:
             ("pool", "priority"),
             buckets=WAIT_SECONDS,
         )
+
+        # Replicas that end for others. Each `labels` makes a series: an increase is seen from 0 only if it exists.
         self._preemptions = counter(
             "pomona_preemptions", "Replicas that ended for another one, by reason.", ("reason",)
         )
@@ -179,6 +191,8 @@ class QueueMetrics:
         )
         for outcome in ("Moved", "GivenUp"):
             self._replacements.labels(outcome)
+
+        # Rounds, and how good the estimates of waits were.
         self._plan_seconds = histogram(
             "pomona_queue_plan_seconds", "Duration of a round of the queue.", buckets=SECONDS
         )
@@ -193,6 +207,8 @@ class QueueMetrics:
             ("pool",),
             buckets=ERROR_RATIOS,
         )
+
+        # What was reported before, which `set_depths` and `_label_pool` change.
         self._depths: dict[tuple[str, Priority], int] = {}
         """The depth that each series shows, by the label of its pool and the priority."""
         self._pools: set[str] = set()

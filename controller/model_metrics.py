@@ -93,6 +93,7 @@ class ModelMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
+        # A series exists as long as an object states a value for it; `sum` and `max` combine those of several objects.
         self._tokens = OwnedSeries(
             gauge(
                 f"{prefix}_tokens_per_second",
@@ -156,6 +157,8 @@ class ModelMetrics:
         obj = new or old
         if resource not in _FOLLOWED or obj is None:
             return
+
+        # `put` replaces the values that this object states; without any, its series are removed.
         key = object_key(obj)
         owner = (resource, key)
         if resource == PODS:
@@ -199,6 +202,7 @@ def find_pod_load_seconds(pod: Obj) -> float | None:
     None: the pod is not ready, its engine does not run, or the pod was ready before that start.
     """
     status = pod.get("status", {})
+    # One or none.
     ready_conditions = [
         condition
         for condition in status.get("conditions") or ()

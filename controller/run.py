@@ -143,7 +143,7 @@ class Controller:
         self._measured = PerformanceSource(self.store, view.measured, self._enqueue_service)
         self._optional_kinds = (monitors, self._measured.kind, self._kueue.local_queues, self._node_kind)
 
-        # The reconcilers, and what follows the store.
+        # The reconcilers, the tasks that run beside them, and what follows the store.
         reconcilers, self._leader_tasks = self._make_reconcilers(options, leases, monitors)
         self._preflight = self._make_preflight(options)
         self._reconcilers = {reconciler.resource: reconciler for reconciler in reconcilers}
@@ -165,8 +165,9 @@ class Controller:
         """
         metrics, pods, measured = self._metrics, options.pods, self._measured
 
-        # 1. The queue and the speeds of the whole cluster, if this controller reads it.
-        queue, speeds, watch = None, SpeedSources(measured), None
+        # 1. The queue and the speeds of the whole cluster, if this controller reads it (if it has a registry).
+        queue, watch = None, None
+        speeds = SpeedSources(measured)
         if self._registry is not None:
             queue = self._make_queue(self._registry, options)
             assessor = self._make_assessor(self._registry, options)
@@ -187,10 +188,10 @@ class Controller:
         reserve = functools.partial(reserve_replica, settings=pods)
         in_pods = (model_reconciler(pods, reserve), service_reconciler(sources))
         tasks: list[LeaderTask] = [prober.run, meter.run, pacer.run, self._kueue.run]
-        if queue is None:
+        if queue is None:  # a controller of some namespaces
             return in_pods, tasks
 
-        # 3. Hosts and pools, and the tasks of the queue.
+        # 3. Hosts and pools, and the tasks of the queue. A change of the liveness of hosts wakes the admissions.
         leases.subscribe(queue.admission.wake)
         hosts = ReachabilityProber()
         tasks = [leases.run, queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, *tasks]
@@ -258,6 +259,7 @@ class Controller:
         has refused that: until then this replica is not ready.
         """
         async with asyncio.TaskGroup() as tasks:
+            # 1. Follow the cluster, each part in a task of its own.
             tasks.create_task(self._health.beat())
             on_restart = functools.partial(self._metrics.count_watch_restart, "kopf")
             for feed in self._feeds:
@@ -269,14 +271,18 @@ class Controller:
             tasks.create_task(self._devices.follow(self._client))
             if self._preflight is not None:
                 tasks.create_task(self._preflight.run())
-            # Without a look at Kueue, each service that is given to it would be said to lack it. Without measured
-            # speeds, each would be written as estimated first, and placed by that.
+
+            # 2. Wait until the objects are in the store. Without a look at Kueue, each service that is given to it
+            # would be said to lack it. Without measured speeds, each would be written as estimated first, and placed
+            # by that.
             kinds = (self._node_kind, self._kueue.local_queues, self._measured.kind)
             for settled in (*(feed.settled for feed in self._feeds), *(kind.settled for kind in kinds)):
                 await settled.wait()
             if self._registry is not None:
                 await self._registry.foreign.synced.wait()
             await self._devices.settle()
+
+            # 3. Lead, for ever: whenever this replica has the Lease, or always without an election.
             self._health.is_ready = True
             log.info("store_complete", identity=self._identity)
             await (self._compete(self._elector) if self._elector else self._lead())
@@ -301,12 +307,15 @@ class Controller:
     async def _lead(self) -> None:
         """List everything, then reconcile and run the leader's tasks until leadership is lost."""
         self._metrics.set_leader(leads=True)
-        self._queue = queue = WorkQueue[Item](PAUSE_SECONDS)
+        self._queue = queue = WorkQueue[Item](PAUSE_SECONDS)  # from now on, changes are enqueued
         try:
+            # Begin with a fresh store, and without what an earlier leadership has read.
             await self._load()
             for reconciler in self._reconcilers.values():
                 if reconciler.restart is not None:
                     reconciler.restart()
+
+            # Work until leadership is lost, which cancels these tasks.
             leading = Leading(self._client, self.store, self._recorder, self._enqueue, self._require_leadership)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._resync())
@@ -408,12 +417,14 @@ class Controller:
         for enqueued_kind, trigger in self._triggers[resource]:
             if not trigger.concerns(old, new):
                 continue
+
             if trigger.finds_by_status:
                 # The trigger finds those that wait for this change by their status. One that is being decided may be
                 # about to wait, which its status shows too late.
                 for item in self._queue.processing():
                     if item.resource == enqueued_kind:
                         self._enqueue(*item)
+
             versions = [obj for obj in (old, new) if obj is not None]
             # Our own write of this object, if one is under way; `write.writer` is the object for which it is made.
             write = self._executor.writer.under_way.get((resource, object_key(versions[-1])))

@@ -69,15 +69,19 @@ def build_benchmark_pod(
 
     It is pinned to `node`. Without one, it is the spec by which nodes with room for it are looked for.
     """
+    # The spec of a replica.
     pod = build_pod(service, choice, mounted_weights(served.model), settings=settings)
     if node:
         pod = pin_to_node(pod, node)
+
+    # The same spec with other values of these fields.
     return pod | {
         "restartPolicy": "Never",
+        # The lowest priority, and a short time to end: it gives way.
         "priorityClassName": PRIORITY_CLASS,
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        # Without the livenessProbe and the lifecycle (a pause before the end) of a replica: nobody else uses this pod.
         "containers": [
-            # No livenessProbe and no lifecycle, a pause before the end: nobody else uses this pod.
             {name: value for name, value in container.items() if name not in _REPLICA_ONLY_FIELDS}
             for container in pod["containers"]
         ],
@@ -92,10 +96,12 @@ def build_benchmark_job(
 ) -> Obj:
     """Return the Job of a benchmark on a node, which its Model owns; `digest` makes its name unique."""
     owner = served.model.metadata
-    weights = mounted_weights(served.model)
-    # A ReadWriteOnce volume is attached to one node: by this label, other pods of the volume find that node.
-    volume_labels = label_claims({weights.claim: weights.mark}) if weights.claim and weights.has_one_node else {}
+    # The labels of the Job, which its pod has, too.
     labels = {LABEL_BENCHMARK: "true", LABEL_MODEL: owner.name}
+    # A ReadWriteOnce volume is attached to one node: by this label, other pods of the volume find that node.
+    weights = mounted_weights(served.model)
+    volume_labels = label_claims({weights.claim: weights.mark}) if weights.claim and weights.has_one_node else {}
+
     pod = build_benchmark_pod(service, served, choice, settings, node)
     spec: Obj = {
         # One pod is one attempt: the controller retries, so that a condition of the service has the reason.
@@ -103,6 +109,7 @@ def build_benchmark_job(
         "activeDeadlineSeconds": DEADLINE_SECONDS,
         "template": {"metadata": {"labels": {LABEL_MANAGED_BY: MANAGED_BY, **labels, **volume_labels}}, "spec": pod},
     }
+    # A name is limited in length, so it has the beginnings of both.
     _, job = child(JOBS, f"{owner.name[:40]}-bench-{digest[:10]}", MODELS, owner, labels, spec=spec)
     return job
 
@@ -130,21 +137,30 @@ def read_benchmark(job: Obj, pods: Sequence[Obj], now: datetime) -> Endpoint | J
     has ended or is older than `DEADLINE_SECONDS`, and the pod is not ready; or, after `START_SECONDS`, there is still
     no pod, or it waits for a cause other than normal start-up, such as an image that cannot be pulled.
     """
+    # The newest pod of the Job.
     pod = max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
     status: Obj = pod.get("status", {}) if pod is not None else {}
+
+    # 1. A container has ended, now or before its last restart: each container of a replica should run for ever.
     for container in status.get("containerStatuses", ()):
         ends = ((container.get(name) or {}).get("terminated") for name in ("state", "lastState"))
-        # Each container of a replica should run for ever.
         if ended := next(filter(None, ends), None):
+            # Of a long message, the end is kept.
             cause = (ended.get("message") or "").strip()[-500:] or ended.get("reason", "")
             message = f"container {container['name']} ended with exit code {ended['exitCode']}: {cause}"
             return _describe_failure("EngineFailed", message, now)
+
+    # 2. The engine is ready.
     addresses = status.get("podIPs") or []
     if pod is not None and is_ready(pod) and addresses:
         return Endpoint(addresses[0]["ip"], SERVICE_PORT, node=pod["spec"].get("nodeName", ""))
+
+    # 3. It is not ready, and the Job has ended or is too old.
     age_seconds = (now - datetime.fromisoformat(job["metadata"]["creationTimestamp"])).total_seconds()
     if jobs.has_ended(job) or age_seconds > DEADLINE_SECONDS:
         return _describe_failure("DeadlineExceeded", f"it was not ready after {DEADLINE_SECONDS // 60} minutes", now)
+
+    # 4. It does not start: it still has no pod, or its pod states a reason to wait.
     if age_seconds > START_SECONDS and pod is None:
         # The Events about the Job have the words of the API server: a quota, a LimitRange or a webhook refuses it.
         name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]

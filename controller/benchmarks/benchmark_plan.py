@@ -99,11 +99,11 @@ def choose_starts(
         last_turns: by namespace the number of its last start; a later start has a higher number.
         urgent: the benchmarks that services wait for before their accelerator is chosen.
     """
-    # node_of: by key, the node of each benchmark that runs or is chosen here. The counts are of the same benchmarks:
-    # running by (is urgent, namespace), totals by is urgent.
-    starts, node_of = list[BenchmarkStart](), dict(going)
-    running = Counter((key in urgent, key.namespace) for key in going)
-    totals = Counter(key in urgent for key in going)
+    starts: list[BenchmarkStart] = []
+    # These three are about the benchmarks that run, and each one that is chosen here is added.
+    node_of = dict(going)  # their nodes, by key
+    running = Counter((key in urgent, key.namespace) for key in going)  # their number, by (is urgent, namespace)
+    totals = Counter(key in urgent for key in going)  # their number, by is urgent
 
     def is_below_limit(key: BenchmarkKey) -> bool:
         is_urgent = key in urgent
@@ -120,6 +120,7 @@ def choose_starts(
         return not is_urgent, running[is_urgent, key.namespace], last_turns.get(key.namespace, 0)
 
     while True:
+        # All that may start now: neither running nor chosen yet, below the limit of its kind, and with a free node.
         startable = [
             BenchmarkStart(wanted, node)
             for wanted in due
@@ -129,6 +130,8 @@ def choose_starts(
         ]
         if not startable:
             return starts
+
+        # Choose one of them and count it, so that the next choice sees it.
         first = min(startable, key=rank)
         key = first.wanted.key
         starts.append(first)

@@ -109,8 +109,7 @@ class BenchmarkRunner:
         measured: the stored measurements.
         list_cells: returns all cells with what is free there.
         list_classes: returns one device of each device class of an accelerator.
-        report_job_nodes: takes the node of each Job, by its key in `OWNER_INDEX`: to the queue, the room of these Jobs
-            is free.
+        report_job_nodes: takes the node of each Job, by its key in `OWNER_INDEX`; the queue counts its room as free.
     """
 
     def __init__(
@@ -126,11 +125,13 @@ class BenchmarkRunner:
         self._store, self._settings, self._measured = store, settings, measured
         self._list_cells, self._list_classes = list_cells, list_classes
         self._give_job_nodes = report_job_nodes
-        self._wake = asyncio.Event()
+        self._wake = asyncio.Event()  # ends the pause before the next round
+        # The needs of the queue, which `mark_jobs_in_the_way` replaces after each round of it.
         self._waiting_pools: frozenset[str] = frozenset()
         """Pools for which anything waits in the queue: names of AcceleratorPools, or of accelerators."""
         self._admitting_cells: frozenset[str] = frozenset()
-        """`Cell.id` of the cells where units are being admitted."""
+        """`Cell.id` of the cells (nodes and hosts) where units are being admitted."""
+        # The state of the rounds of `run`; the key of a benchmark is a namespace, a model hash and a device class.
         self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
         """The benchmarks that were worth while when all services were last looked at."""
         self._benchmarks_of: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
@@ -142,7 +143,7 @@ class BenchmarkRunner:
         self._node_of_job: dict[str, str] = {}
         """The node of each Job that was started and whose pod may be there, by the Job's namespace and uid."""
         self._requests: dict[ObjectKey, _MeasurementRequest] = {}
-        """By service, the measurements that it waits for before its accelerator is chosen."""
+        """By service, its request (`request_probes`) for measurements before its accelerator is chosen."""
         self._last_turns: dict[str, int] = {}
         """By namespace the number of its last start, as starts are counted in all namespaces."""
         self._next_listing_at = 0.0
@@ -160,11 +161,11 @@ class BenchmarkRunner:
             admitting_cells: `Cell.id` of the cells where units are admitted.
         """
         self._waiting_pools, self._admitting_cells = waiting_pools, admitting_cells
-        busy = self._find_busy()
+        busy = self._find_busy()  # accelerators
         for run in self._runs.values():
             start = run.start
             is_needed = start.wanted.accelerator in busy or f"node/{start.node}" in admitting_cells
-            if start.wanted.replica is None and is_needed:
+            if start.wanted.replica is None and is_needed:  # a Job
                 run.is_in_the_way = True
                 self._wake.set()
 
@@ -203,8 +204,7 @@ class BenchmarkRunner:
             part.clear()
         self._next_listing_at = 0.0
         self._wake.set()
-        # The time that the last round asked for; `_wake` ends it earlier.
-        pause: float = _IDLE_SECONDS
+        pause: float = _IDLE_SECONDS  # that the last round asked for; `_wake` ends it earlier
         try:
             while True:
                 # asyncio.wait_for may lose a cancellation that comes with the wake.
@@ -212,14 +212,14 @@ class BenchmarkRunner:
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
                 self._wake.clear()
-                has_failed = False
+                least_pause = _PAUSE_SECONDS  # which no wake shortens
                 try:
                     pause = await self._run_round(leading)
                 except Unreachable as error:
                     log.warning("benchmark_round_failed", error=str(error))
-                    pause, has_failed = _RETRY_SECONDS, True
+                    pause, least_pause = _RETRY_SECONDS, _FAILED_SECONDS
                 self._update_job_nodes()
-                await asyncio.sleep(_FAILED_SECONDS if has_failed else _PAUSE_SECONDS)
+                await asyncio.sleep(least_pause)
         finally:
             for run in self._runs.values():
                 if run.task is not None:
@@ -232,18 +232,21 @@ class BenchmarkRunner:
 
         Returns the seconds until the next round: the shortest of the `pauses` that the steps ask for.
         """
-        # 1. List the benchmarks of all services if it is time: a long listing is followed by a long pause.
+        # 1. List the benchmarks of all services if it is time. A long listing is followed by a long pause, so that
+        # listings take no more of a processor than `_LOOK_SHARE`.
         loop_time, now = asyncio.get_running_loop().time, datetime.now(UTC)
         self._requests = {service: request for service, request in self._requests.items() if now < request.until}
-        if has_listed := loop_time() >= self._next_listing_at:
+        has_listed = loop_time() >= self._next_listing_at
+        if has_listed:
             started_at = loop_time()
             await self._list_benchmarks()
-            # _LOOK_SHARE: the most of a processor that listings may take.
             self._next_listing_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
 
         # 2. Follow those that run, and delete the Jobs of all others.
         wanted, busy = self._list_wanted(), self._find_busy()
-        pauses = [_IDLE_SECONDS, *([] if has_listed else [max(0.0, self._next_listing_at - loop_time())])]
+        pauses = [_IDLE_SECONDS]
+        if not has_listed:
+            pauses.append(max(0.0, self._next_listing_at - loop_time()))
         for key in list(self._runs):
             pauses += await _try(self._follow(leading, key, wanted.get(key), now))
         wanted = self._list_wanted()  # again, without those whose results have just been stored
@@ -257,20 +260,7 @@ class BenchmarkRunner:
 
         # 3. Start those that are due, but only by a fresh listing: an older one may name nodes that are in use by now.
         if has_listed:
-            retry_waits = {
-                key: failure.find_wait(now) for key, failure in self._failures.items() if not failure.is_final
-            }
-            pauses += [wait for wait in retry_waits.values() if wait > 0]
-            urgent, node_of_run = self._list_urgent(), {key: run.start.node for key, run in self._runs.items()}
-            due = [
-                benchmark
-                for key, benchmark in wanted.items()
-                # One that has failed for good has no time of a next try, so it is never due.
-                if (benchmark.is_ready or key in urgent)
-                and (key not in self._failures or retry_waits.get(key, math.inf) <= 0)
-            ]
-            for start in choose_starts(due, node_of_run, busy, self._last_turns, urgent):
-                pauses += await _try(self._start(leading, start, now))
+            pauses += await self._start_due(leading, wanted, busy, now)
 
         # 4. Report failures, and what is measured for services that wait.
         problems = {wanted[key].service: failure.describe(key) for key, failure in self._failures.items()}
@@ -278,13 +268,35 @@ class BenchmarkRunner:
         self._answer_requests(leading, has_listed=has_listed)
         return min(pauses)
 
+    async def _start_due(
+        self, leading: Leading, wanted: Mapping[BenchmarkKey, WantedBenchmark], busy: Collection[str], now: datetime
+    ) -> list[float]:
+        """Start the wanted benchmarks that are due, within the limits, and no Job on an accelerator in `busy`.
+
+        Returns the seconds until each next try of one that has failed, and of a start that was refused.
+        """
+        # The seconds until the next try; one that has failed for good has none, so it is never due.
+        retry_waits = {key: failure.find_wait(now) for key, failure in self._failures.items() if not failure.is_final}
+        urgent = self._list_urgent()
+        due = [
+            benchmark
+            for key, benchmark in wanted.items()
+            if (benchmark.is_ready or key in urgent)
+            and (key not in self._failures or retry_waits.get(key, math.inf) <= 0)
+        ]
+        node_of_run = {key: run.start.node for key, run in self._runs.items()}
+        pauses = [wait for wait in retry_waits.values() if wait > 0]
+        for start in choose_starts(due, node_of_run, busy, self._last_turns, urgent):
+            pauses += await _try(self._start(leading, start, now))
+        return pauses
+
     async def _list_benchmarks(self) -> None:
         """List the benchmarks that are worth while: all into `_prepared`, and by service into `_benchmarks_of`.
 
         Several services may want the same benchmark, that of one model on one device class. It is prepared for one of
         them: the first that is Ready, else the first.
         """
-        # On a cell (a node or a host) where a unit is being admitted, the free room belongs to that unit.
+        # Where a unit is being admitted, the free room of the cell (a node or a host) belongs to that unit.
         cells = [
             cell if cell.id not in self._admitting_cells else replace(cell, free=NOTHING) for cell in self._list_cells()
         ]
@@ -301,16 +313,15 @@ class BenchmarkRunner:
                     prepared[wanted.key] = benchmark
                 benchmarks_of.setdefault(wanted.service, {})[wanted.key.device_class] = wanted.key
             if number % _SERVICES_AT_ONCE == 0:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # lets others have the event loop
         self._prepared, self._benchmarks_of = prepared, benchmarks_of
 
     def _list_wanted(self) -> dict[BenchmarkKey, WantedBenchmark]:
         """Return the benchmarks that are worth while and not measured yet."""
-        table = self._measured.table
         return {
             key: benchmark.wanted
             for key, benchmark in self._prepared.items()
-            if not table.find(key.model_hash, key.device_class, key.namespace)
+            if not self._measured.table.find(key.model_hash, key.device_class, key.namespace)
         }
 
     def _find_busy(self) -> set[str]:
@@ -363,7 +374,7 @@ class BenchmarkRunner:
                 reading = read_benchmark(job, self._store.by_index(PODS, OWNER_INDEX, owner_key(job)), now)
                 if isinstance(reading, JobOutcome):
                     return reading
-                self._measure(leading, run, reading)
+                self._measure(leading, run, reading)  # the engine is ready: `reading` is its address
         return run.task.result() if run.task is not None and run.task.done() else JobOutcome(state="Going")
 
     def _measure(self, leading: Leading, run: _Run, pod: Endpoint) -> None:
@@ -410,18 +421,18 @@ class BenchmarkRunner:
         run = _Run(start, service, prepared.describe_engine(self._list_classes(wanted.accelerator)))
         # The highest number of all namespaces: in `choose_starts`, this namespace has its turn after them.
         self._last_turns[key.namespace] = max(self._last_turns.values(), default=0) + 1
+        # From now on, `mark_jobs_in_the_way` finds it: a unit may be admitted to the node while its Job is created.
+        self._runs[key] = run
         if wanted.replica is not None:
             self._measure(leading, run, wanted.replica)
         else:  # a Job, whose pod is measured once it is ready
-            failure = self._failures.get(key)
             # After a failure, the next try has a Job of another name.
+            failure = self._failures.get(key)
             digest = digest_start(key, wanted.inputs, failure.tries if failure is not None else 0)
             job = build_benchmark_job(
                 service, prepared.served, prepared.choice, self._settings, node=start.node, digest=digest
             )
             leading.require_leadership()
-            # So that `mark_jobs_in_the_way` finds it if a unit is admitted to the node meanwhile.
-            self._runs[key] = run
             try:
                 run.job = await leading.client.create(JOBS, job)
             except Conflict:  # it exists already: the watch brings it, and it is ended
@@ -436,14 +447,10 @@ class BenchmarkRunner:
                 raise
             self._store.put(JOBS, run.job)
             self._node_of_job[owner_key(run.job)] = start.node
-        self._runs[key] = run
         log.info("benchmark_started", **key._asdict(), node=start.node, is_job=run.job is not None)
 
     def _update_job_nodes(self) -> None:
-        """Report the node of each Job that this leader has started, and that runs or whose pod has not ended.
-
-        The queue admits units to the room of these Jobs.
-        """
+        """Report the nodes of this leader's Jobs that run or whose pods have not ended: the queue may use that room."""
         going = {owner_key(run.job) for run in self._runs.values() if run.job is not None}
         self._node_of_job = {key: node for key, node in self._node_of_job.items() if key in going or self._has_pod(key)}
         self._give_job_nodes(self._node_of_job)

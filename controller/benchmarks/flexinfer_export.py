@@ -35,11 +35,13 @@ class FlexInferExport:
 
         A failed write is repeated after the pause. Measurements that do not fit into the ConfigMap are logged.
         """
-        written: dict[str, str] | None = None
-        self._changed.set()
+        written: dict[str, str] | None = None  # None: this leader has not written it yet
+        self._changed.set()  # so the first round writes it
         while True:
             await self._changed.wait()
             self._changed.clear()
+
+            # made.data: the data of the ConfigMap. made.dropped: the measurements that do not fit into it.
             made = build_flexinfer_export(self._measured.table)
             if made.data != written:
                 try:
@@ -47,10 +49,11 @@ class FlexInferExport:
                     written = made.data
                 except (ApiError, Unreachable) as error:
                     log.warning("export_failed", config_map=FLEXINFER_EXPORT, error=str(error))
-                    self._changed.set()
+                    self._changed.set()  # so the next round repeats it
                 if made.dropped:
-                    # `dropped`: measurements that do not fit into the ConfigMap.
                     log.warning("export_shortened", config_map=FLEXINFER_EXPORT, missing=len(made.dropped))
+
+            # Changes within this pause are written together.
             await asyncio.sleep(PAUSE_SECONDS)
 
 

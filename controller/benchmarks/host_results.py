@@ -59,21 +59,28 @@ def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: 
         model: the Model that it names.
         now: the time.
     """
+    # 1. The process must serve one Model alone, without further artifacts such as a draft or an adapter, on this host.
     spec, performance = process.spec, process.status.performance
     if performance is None or spec.mode != "chat" or spec.further_artifacts:
         return "it has no measurement of a model alone"
     if spec.host_name != host.metadata.name:
         return "it is bound to another host"
-    # served: revision and checksum of the Model as they are now; the process must serve the same.
-    artifact, served = spec.artifact, (model.status.revision, model.spec.sha256 or model.status.sha256)
-    if artifact.source != model.spec.source or (artifact.revision, artifact.sha256) != served:
+
+    # 2. It must serve the revision and checksum that the Model has now.
+    artifact = spec.artifact
+    current = (model.status.revision, model.spec.sha256 or model.status.sha256)
+    if artifact.source != model.spec.source or (artifact.revision, artifact.sha256) != current:
         return "it serves an earlier state of its Model"
+
+    # 3. The host must have a device class, and its numbers must be plausible.
     device_class = find_host_class(host)
     if device_class is None or not host.status.memory_bytes:
         return "its host does not say which chip and how much memory it has"
     record = _read_record(performance, now)
-    if isinstance(record, str):
+    if isinstance(record, str):  # the reason to refuse it
         return record
+
+    # 4. Names are taken from the objects, not from the report.
     named = msgspec.structs.replace(
         record, model=model.metadata.name, runtime=spec.runtime, node=host.metadata.name, source="host"
     )
@@ -83,14 +90,17 @@ def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: 
 
 def _read_record(performance: ProcessPerformance, now: datetime) -> MeasuredPerformance | str:
     """Return the numbers of a measurement, or the reason to refuse one of them."""
+    # 1. The time, by the clock of the host.
     try:
         measured_at = datetime.fromisoformat(performance.measured_at)
         is_future, is_past = measured_at > now + MOST_AHEAD, measured_at < EARLIEST
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError):  # TypeError: a time without a zone
         return f"measuredAt {performance.measured_at!r} is no time with a zone"
     if is_future or is_past:
         when = "in the future" if is_future else f"before {EARLIEST.year}"
         return f"measuredAt {performance.measured_at!r} is {when}: set the clock of the host"
+
+    # 2. The speeds, in tokens per second; None: the host does not report it.
     rates = {
         "tokensPerSecond": _read_number(performance.tokens_per_second),
         "promptTokensPerSecond": _read_number(performance.prompt_tokens_per_second),
@@ -98,6 +108,8 @@ def _read_record(performance: ProcessPerformance, now: datetime) -> MeasuredPerf
     for name, rate in rates.items():
         if rate is not None and not 0 < rate <= MOST_REPORTED:
             return f"{name} {rate:g} is not within 0 and {MOST_REPORTED:g}"
+
+    # 3. All that is reported, as a record: `convert` checks the bounds of its fields.
     fields = rates | {
         "timeToFirstTokenMs": performance.time_to_first_token_ms,
         "interTokenLatencyMs": _read_number(performance.inter_token_latency_ms),
@@ -152,17 +164,19 @@ class HostResults:
         Returns the seconds after which to look again: while measurements cannot be stored in this cluster, or if this
         one is refused. None: it is stored, it is no later than the stored one, or there is none.
         """
-        # False until the ConfigMaps with the stored measurements can be read.
+        # `exists` is False until the ConfigMaps with the stored measurements can be read.
         if not self._measured.kind.exists:
             return PAUSE_SECONDS
+
         result = self._read_result(key)
         if result is None:
             return None
-        if isinstance(result, str):
+        if isinstance(result, str):  # the reason to refuse it
             log.info("host_measurement_refused", process=str(key), problem=result)
             return AGAIN_SECONDS
+
+        # Of two hosts of one class, the later measurement counts. Times are text that sorts by time.
         performance = self._measured.table.find_exact(result.model_hash, result.key)
-        # Of two hosts of one class the later counts.
         if performance is None or performance.measured_at < result.record.measured_at:
             await self._measured.write(leading, result.model_hash, result.key, result.record)
         return None

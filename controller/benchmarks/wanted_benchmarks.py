@@ -65,13 +65,15 @@ class PreparedBenchmark(NamedTuple):
 
         None: the Model's layout or the device is not known, or there is no estimate, or no plausible one.
         """
-        # number: the devices that one replica asks for.
-        model, number = self.served.model, request_devices(self.service, self.choice.vendor).number
+        model = self.served.model
         layout, device_class = model.status.layout, self.wanted.key.device_class
-        # The device of which `number` make the measured class: of one L4 for the class of two.
-        one_device = (one for one in classes if scale_class(one.device_class, number) == device_class)
-        if layout is None or (device := next(one_device, None)) is None:
+        number = request_devices(self.service, self.choice.vendor).number  # the devices that one replica asks for
+        # The device of which `number` make the measured class: for the class of two L4, it is one L4.
+        matching = (one for one in classes if scale_class(one.device_class, number) == device_class)
+        if layout is None or (device := next(matching, None)) is None:
             return None
+
+        # Estimate with all devices of the replica. Of a mixture of experts, a share of the weights is active.
         devices = device._replace(device_class=device_class, device_count=max(1, number))
         share = find_active_share(model)
         estimate = estimate_speed(layout, self.service.spec, self.served.runtime, devices, active_share=share)
@@ -90,6 +92,7 @@ class NodeGroup(NamedTuple):
 
 def group_nodes(store: Store, cells: Iterable[Cell], settings: PodSettings) -> list[NodeGroup]:
     """Return the nodes with devices, grouped by the labels and resources that decide their device class."""
+    # The labels of a node that decide its device class, of all vendors of accelerators.
     vendors = settings.vendors.values()
     label_names = {
         name
@@ -97,6 +100,8 @@ def group_nodes(store: Store, cells: Iterable[Cell], settings: PodSettings) -> l
         for name in (vendor.product_label, vendor.shared_label, vendor.replicas_label, vendor.memory_label)
         if name
     }
+
+    # By its labels and resources, each group of nodes that are alike; hosts, the other kind of cell, are left out.
     groups: dict[object, NodeGroup] = {}
     for cell in cells:
         node = store.get(NODES, cell.name) if cell.kind == "node" else None
@@ -105,7 +110,9 @@ def group_nodes(store: Store, cells: Iterable[Cell], settings: PodSettings) -> l
         labels: dict[str, str] = node["metadata"]["labels"]
         resources = tuple(sorted(name for name, number in node["status"]["allocatable"].items() if number != "0"))
         hardware_labels = tuple((name, labels[name]) for name in sorted(label_names & labels.keys()))
-        groups.setdefault((hardware_labels, resources), NodeGroup(node, [])).cells.append(cell)
+        # The first node of a group stands for all of them.
+        group = groups.setdefault((hardware_labels, resources), NodeGroup(node, []))
+        group.cells.append(cell)
     return list(groups.values())
 
 
@@ -133,26 +140,32 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
     or adapters) or a container of its own, or whose Model is missing or has a copy on each node. A service or Model
     that cannot be decoded has none.
     """
+    # 1. The service, unless it is one of those without benchmarks; None: it cannot be decoded.
     service = next(iter(decode_stored(scope.store, INFERENCE_SERVICES, (service_object,), InferenceService)), None)
     if service is None or service.metadata.deletion_timestamp is not None or service.spec.mode != "chat":
         return
     if service.spec.suspend or list_companions(service.spec) or service.spec.container is not None:
         return
+
+    # 2. Its Model; scope "node" means a copy on each node.
     key = ObjectKey(service.metadata.namespace, service.spec.model_ref)
     stored = scope.store.get(MODELS, key.name, key.namespace)
     model = next(iter(decode_stored(scope.store, MODELS, (stored,), Model)), None) if stored is not None else None
     if model is None or model.spec.cache.scope == "node":
         return
+
+    # 3. Measure it with Pomona's image and arguments: others may use the result, and those that a service states could
+    # make it anything.
     replicas = _find_replicas(scope.store, service)
-    # Measured with Pomona's image and arguments: others may use the result, and those that a service states could make
-    # it anything.
     service = replace(service, spec=replace(service.spec, image=None, extra_args=[], pod=PodOptions()))
+
+    # 4. The accelerators: its candidates if it may choose among several, else the single one that it or its Model
+    # states. Left out are those without devices to count, such as processors (resource None).
     vendors = scope.settings.vendors
-    # Its candidates if it may choose among several accelerators; else the single one that it or its Model states.
     names = list_candidates(service, model, scope.pools, vendors) or (accelerator_of(service, model),)
     for name in names:
         if name in vendors and vendors[name].resource is not None:
-            # A copy of the service that states this one accelerator.
+            # stated: a copy of the service that states this one accelerator.
             stated = state_accelerator(service, name, scope.pools, service.spec.replicas)
             yield from _prepare_on_accelerator(scope, stated, model, name, replicas)
 
@@ -193,11 +206,12 @@ def _prepare_on_accelerator(
         accelerator: the accelerator.
         replicas: the idle replicas of the service, by node.
     """
-    # checked.checked: the Model and the engine by which a replica would be made, or the problem that prevents it.
+    # 1. served: the Model and its engine. choice: the engine of a pod and its hardware; None: it runs on no node.
     checked = check_replica(scope.store, service, model, companions=(), settings=scope.settings)
     served, choice = checked.checked.served, checked.choice
     if served is None or choice is None or checked.checked.problem is not None:
         return
+    # 2. Cells by device class; nodes of one group are alike, so one of them tells the class of all.
     namespace, name = service.metadata.namespace, service.metadata.name
     model_hash = hash_model(model, served.runtime, service.spec)
     measured = scope.table.list_classes(model_hash, namespace)
@@ -208,6 +222,7 @@ def _prepare_on_accelerator(
             cells.setdefault(device_class, []).extend(group.cells)
     if not cells:
         return
+    # 3. The demands of its pod, and the nodes that meet them.
     pod = build_benchmark_pod(service, served, choice, scope.settings)
     need, requirement = count_requests(pod), build_requirement(pod, None)
     for device_class, class_cells in sorted(cells.items()):
