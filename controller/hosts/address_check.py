@@ -67,12 +67,15 @@ def read_address(text: str) -> IpAddress | AddressUse:
         return AddressUse("AddressNotUsable", "is not an IP address")
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
         return AddressUse("AddressNotUsable", "has a zone, which no cluster routes to")
+
     is_unroutable = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
     if isinstance(address, ipaddress.IPv6Address):
         # One that stands for an IPv4 address would be searched for in vain.
         is_unroutable |= bool(address.is_reserved or address.sixtofour or address.teredo)
     if is_unroutable:
         return AddressUse("AddressNotUsable", "is an address that a cluster does not route to")
+
+    # One address must not have two forms: it is compared as text, too.
     if str(address) != text:
         return AddressUse("AddressNotUsable", f"is not in its shortest form, {address}")
     return address
@@ -96,21 +99,28 @@ def collect_addresses(
         """Note in `ranges` the use of each of these networks; empty texts are left out."""
         ranges.extend((ipaddress.ip_network(text, strict=False), use) for text in texts if text)
 
+    # Services: those inside of the cluster, and those by which it is reached from outside.
     for obj in services:
         metadata, spec = obj["metadata"], obj.get("spec", {})
         use = AddressUse("AddressOfService", f"is an address of Service {metadata['namespace']}/{metadata['name']}")
         balancers = obj.get("status", {}).get("loadBalancer", {}).get("ingress") or []
         add([spec.get("clusterIP"), *(spec.get("clusterIPs") or []), *(spec.get("externalIPs") or [])], use)
         add((balancer.get("ip") for balancer in balancers), use)
+
+    # Nodes, and the ranges from which their pods get addresses.
     for obj in nodes:
         name, spec = obj["metadata"]["name"], obj.get("spec", {})
         addresses = obj.get("status", {}).get("addresses") or []
         add((address["address"] for address in addresses), AddressUse("AddressOfNode", f"is an address of node {name}"))
         pods = AddressUse("AddressOfPod", f"is in the range of the pods of node {name}")
         add_ranges({spec.get("podCIDR", ""), *(spec.get("podCIDRs") or [])}, pods)
+
+    # The ranges of Services.
     for obj in service_cidrs:
         use = AddressUse("AddressOfService", "is in the range of Services")
         add_ranges(obj.get("spec", {}).get("cidrs") or [], use)
+
+    # The API server, by the EndpointSlice of Service `kubernetes`.
     api = AddressUse("AddressOfApiServer", "is an address of the API server")
     add((address for endpoint in api_server.get("endpoints") or [] for address in endpoint["addresses"]), api)
     return ClusterAddresses(single, tuple(ranges))
@@ -155,10 +165,11 @@ class AddressCheck:
             age_seconds = now - last.at
             # An address that is in use is searched for again sooner than a free one: its owner may be gone.
             valid_seconds = AGAIN_SECONDS if last_use == FREE else REFUSED_SECONDS
-            # Too early for another search, the result may be None; a valid one needs no search.
-            is_too_early, is_valid = age_seconds < PAUSE_SECONDS, last_use is not None and age_seconds < valid_seconds
+            is_valid = last_use is not None and age_seconds < valid_seconds
+            is_too_early = age_seconds < PAUSE_SECONDS  # for another search, also if last_use is None
             if is_too_early or is_valid:
                 return last_use
+
         # 2. Else a new search; if it fails, the last answer stays.
         use: AddressUse | None
         try:

@@ -44,11 +44,15 @@ def build_drained_condition(
     """
     if not host.spec.drain:
         return None
+
+    # 1. The processes that still run here, and those of them whose replacement fits on no other host.
     remaining = [process for process in bound if process.holds_memory]
+    # The drain is as old as the condition; after this time, each process that can have a replacement has one.
     last = find(host.status.conditions, DRAINED)
-    # After this time, each process that can have a replacement has one.
     is_drain_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
     blocked = [process for process in remaining if _is_blocked(process, siblings, now, is_drain_old=is_drain_old)]
+
+    # 2. Reason and message.
     reason = DRAINING
     if not remaining:
         reason, message = DRAINED, "no process is left on this host; `pomona host uncordon` opens it again"
@@ -63,6 +67,7 @@ def build_drained_condition(
             f"{_count(remaining)} still on this host: {_list_names(remaining)}; each is stopped once its replacement "
             "on another host answers"
         )
+        # Those whose replacement has failed.
         if failing := [process for process in remaining if _is_failing(process, siblings)]:
             message += f"; the replacement of {_list_names(failing)} does not start: see `pomona status SERVICE`"
     return condition(DRAINED, true=not remaining, reason=reason, message=message, generation=host.metadata.generation)
@@ -81,14 +86,16 @@ def find_recheck_seconds(
     """
     if not host.spec.drain or not any(process.holds_memory for process in bound):
         return None
+
+    # Until the drain is old enough; without the condition yet, it begins now.
     last = find(host.status.conditions, DRAINED)
-    # Without the condition yet, the drain begins now.
     drain_age_seconds = _age_seconds(last.last_transition_time, now) if last is not None else 0.0
     seconds = [WAITING_SECONDS - drain_age_seconds]
-    # The processes of the same services without a host are replacements that wait for one.
+    # Until each replacement has waited long enough: the processes of the same services that have no host yet.
     seconds += [
         _seconds_until_blocked(waiting, now) for others in siblings.values() for waiting in _list_unbound(others)
     ]
+    # The soonest of these times that is still to come.
     return min((left for left in seconds if left > 0), default=None)
 
 
@@ -121,7 +128,7 @@ def _is_blocked(
         return False
     others = siblings.get(process.owner_uid, ())  # those of the same service that are not on this host
     if not others:
-        return is_drain_old  # its service cannot be replaced, such as one whose Model is gone
+        return is_drain_old  # no replacement was made by then, such as for a service whose Model is gone
     return any(_seconds_until_blocked(waiting, now) <= 0 for waiting in _list_unbound(others))
 
 

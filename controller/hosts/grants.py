@@ -67,6 +67,8 @@ def judge_address(
     address = host.status.address
     if not address:
         return AddressVerdict("Unknown", "NotReported", "the agent of this host has not reported an address yet")
+
+    # 1. Something else in the cluster has the address, such as a node or a pod.
     if use is not None and use.owner:
         message = (
             f"status.address {address} {use.owner}: no EndpointSlice of this host is accepted; start its agent with "
@@ -74,6 +76,7 @@ def judge_address(
         )
         return AddressVerdict("Refused", use.reason, message)
 
+    # 2. Another host has it, or states it, too, and is older.
     def rank_claimant(claimant: MetalHost) -> tuple[bool, str, str]:
         """Return the key by which claimants are sorted: those that have the address already, then the oldest."""
         name = claimant.metadata.name
@@ -87,6 +90,8 @@ def judge_address(
             f"start one of the two agents with another --address, or delete MetalHost {owner} if that host is gone"
         )
         return AddressVerdict("Refused", "AddressOfHost", message)
+
+    # 3. It is not known whether anything has it: a host that has it already keeps it, and any other waits.
     if use is None and address not in read_granted_addresses(roles.get(host.metadata.name)):
         message = f"waiting until the cluster has been searched for another owner of status.address {address}"
         return AddressVerdict("Unknown", "NotChecked", message)
@@ -124,6 +129,8 @@ def build_grant_objects(host: MetalHost, grants: HostGrants) -> tuple[tuple[Reso
         for resource, names in named.items()
         if names
     ]
+
+    # The RoleBinding gives the Role to the ServiceAccount of the host.
     role = {"apiGroup": ROLES.group, "kind": ROLES.kind, "name": name}
     subject = {"kind": "ServiceAccount", "name": host_name, "namespace": HOSTS_NAMESPACE}
     return (

@@ -195,16 +195,21 @@ class HostLiveness:
         A changed renewTime makes the host alive; without one for the duration of its Lease, it expires.
         """
         host = self._hosts.get(name)
-        if host is None:  # the first observation: Alive only if the renewTime is fresh by the wall clock
-            earlier = filter(None, map(parse_time, read_expiries(name)))
+
+        # 1. The first observation: it is Alive only if the renewTime is fresh by the wall clock.
+        if host is None:
+            earlier = filter(None, map(parse_time, read_expiries(name)))  # without texts that are no time
             has_renewed = lease is not None and _is_fresh(lease, today)
             return _HostRecord(lease, now, has_renewed=has_renewed, expiries=_list_recent(earlier, today))
+
+        # 2. A renewal begins a new record, which has not expired.
         if lease is not None and (host.lease is None or lease.renewed != host.lease.renewed):
-            # A renewal begins a new record, which has not expired.
             renewed = _HostRecord(lease, now, has_renewed=True, expiries=host.expiries)
-            if host.liveness == "Alive":
+            if host.liveness == "Alive":  # it has been alive without a break
                 renewed.alive_since = host.alive_since
             return renewed
+
+        # 3. No renewal: it expires after the duration of its Lease.
         if host.expired_at is None and now - host.silent_since >= host.duration_seconds:
             # The expiry of a host that this leader has never seen alive is not counted.
             if host.has_renewed:
@@ -256,9 +261,11 @@ def build_stable_condition(host: MetalHost, expiries: Sequence[str], distrust: H
     if not expiries:
         return None
     generation = host.metadata.generation
+    # It has expired lately, and is trusted again.
     if distrust is None:
         message = "the host takes processes"
         return condition(STABLE, true=True, reason=STABLE, message=message, generation=generation)
+    # It takes no new process yet.
     message = (
         f"the Lease of host {host.metadata.name} expired {distrust.expiries} times within an hour: it takes new "
         f"processes once it has been alive for {distrust.seconds:.0f} seconds, and keeps those that run there; see "

@@ -113,25 +113,31 @@ class ReachabilityProber:
 
         Returns the seconds until it is asked again; None: it is not to be asked, or is queued already.
         """
+        # 1. Not too soon after the last question, and not if the host was forgotten.
         if wait := self._wait_seconds(host):
-            return wait  # too soon after the last question
+            return wait
         record = self._hosts.get(host)
         if record is None:
             self._asked_at.pop(host, None)
             return None
+
+        # 2. Ask. Meanwhile the host may have been forgotten, or have another place, whose question is queued already.
         self._asked_at[host] = asyncio.get_running_loop().time()
         answer = await ask_agent(host, record.place)
         if self._hosts.get(host) != record:
-            return None  # the host was forgotten, or another question is queued already
+            return None
+
+        # 3. Keep the answer; a new one is reported in the status of the host.
         failures = 0 if answer.reached else record.failures + 1
         self._hosts[host] = _AskedHost(record.place, answer, failures)
         if answer != record.answer:
             log.info("host_asked", host=host, reached=answer.reached, reason=answer.reason)
             leading.enqueue(METAL_HOSTS, ObjectKey("", host))
+
+        # 4. Ask again after a back-off; or, if it has answered, after a pause with jitter: hosts that a new leader has
+        # asked at one time would else be asked again at one time.
         if failures:
             return backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
-        # It has answered: after a pause with jitter, or hosts that a new leader asked at one time would be asked again
-        # at one time.
         return backoff_seconds(1, first=AGAIN_SECONDS, most=AGAIN_SECONDS)
 
 
@@ -140,7 +146,7 @@ async def ask_agent(host: str, place: AgentPlace) -> ReachabilityAnswer:
     where = f"{place.address} port {place.port}"
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            answered_name = await _read_answer(place)
+            answered_name = await _read_answer(place)  # an agent answers with the name of its host
     except TimeoutError:
         message = (
             f"no answer from {where}: a firewall may drop the packets, or the cluster has no route to this address; "
@@ -153,6 +159,7 @@ async def ask_agent(host: str, place: AgentPlace) -> ReachabilityAnswer:
             "start the agent with another --address"
         )
         return ReachabilityAnswer(reached=False, reason="NotConnected", message=message)
+
     if answered_name != host:
         message = (
             f"another program than the agent of this host answers at {where}: give each host an address of its own"

@@ -132,15 +132,19 @@ class LeaseReader:
         The processes that are being deleted on such a host are enqueued, too: they are released once it has expired.
         """
         leading = self._leading
-        if leading is None:
+        if leading is None:  # this replica has not led yet
             return
         store = leading.store
         async with self._reading:  # an answer that is overtaken by a later one would count as a renewal
             listed = await leading.client.list(LEASES, HOSTS_NAMESPACE)
+
+        # 1. The hosts to observe: also those of all EndpointSlices. A host that was deleted together with its Lease
+        # cannot remove its endpoints, so it is observed until it expires like any other.
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
-        # Also those of all EndpointSlices: a host that was deleted together with its Lease cannot remove its endpoints,
-        # so it is observed until it expires like any other.
         names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))
+
+        # 2. Their liveness, and the hosts whose liveness has changed. `today` is the wall clock; self._clock() is the
+        # monotonic one.
         today = datetime.now(UTC)
 
         def read_expiries(host: str) -> list[str]:
@@ -149,6 +153,8 @@ class LeaseReader:
             return stored.status.lease_expiries if stored is not None else []
 
         changed = self.liveness.observe(names, map(read_lease, listed.items), self._clock(), today, read_expiries)
+
+        # 3. Enqueue those hosts, and the processes that are being deleted there.
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.find_liveness(host))
             leading.enqueue(METAL_HOSTS, ObjectKey("", host))
@@ -157,6 +163,8 @@ class LeaseReader:
             for process in store.by_index(METAL_PROCESSES, HOST_INDEX, host):
                 if "deletionTimestamp" in process["metadata"]:
                     leading.enqueue(METAL_PROCESSES, object_key(process))
+
+        # 4. Tell the listeners, such as the queue, that the liveness of a host has changed.
         for listener in self._listeners if changed else ():
             listener()
 
@@ -202,6 +210,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
         """Read what is not watched, such as Secrets; of a host that is gone or expired, only what its Lease says."""
+        # 1. Its Lease.
         if not leases.bindable(key.name):
             # Not Alive, but it may have renewed since Leases were read: then its endpoints must not be deleted.
             await leases.follow_renewal(key.name)
@@ -216,13 +225,17 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             secrets.forget(key.name)
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness, distrust=distrust, expiries=expiries)
+
+        # 2. What else in the cluster has its address, and the place at which the controller asks its agent. It does not
+        # if something else has got the address since it was granted: the controller would connect to that.
         address = host.get("status", {}).get("address", "")
         is_granted = address in read_granted_addresses(_find_grants_role(snapshot, key.name))
         readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
         use = await addresses.find_use(client, key.name, address, granted=is_granted) if address else None
-        # Not if something else has got the address since it was granted: the controller would connect to that.
         may_connect = is_granted and not (use and use.owner)
         place = find_agent_place(readable_host) if may_connect and readable_host is not None else None
+
+        # 3. The tokens that its processes need, and the Secret with those that it has.
         bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
         needs = list_needed_secrets(bound, functools.partial(_find_token_rotation, snapshot))
         tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
@@ -233,6 +246,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         )
 
     def restart() -> None:
+        """Forget what was read, before this replica leads: another leader may have written since."""
         leases.liveness.restart()
         secrets.restart()
 
@@ -240,18 +254,23 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         resource=METAL_HOSTS,
         decide=decide_host,
         reads=steady_facts,
-        triggers=(
-            *(owned(resource, METAL_HOSTS) for resource in (ROLES, ROLE_BINDINGS)),
-            Trigger(METAL_HOSTS, _hosts_at_address, stated_addresses),  # another host may get the address
-            Trigger(METAL_PROCESSES, _host_of_process, all_but_status),  # grants and tokens follow the processes
-            Trigger(METAL_PROCESSES, _drained_hosts_of_siblings, draining_facts),  # replacements let a drain go on
-            Trigger(ENDPOINT_SLICES, _host_of_slice, existence),  # those of an expired host are deleted
-            Trigger(INFERENCE_SERVICES, _hosts_of_service, _read_token_rotation),  # a new token is copied to hosts
-        ),
+        triggers=_list_triggers(),
         observe=observe,
         perform=prober.perform,
         written=secrets.remember,
         restart=restart,
+    )
+
+
+def _list_triggers() -> tuple[Trigger, ...]:
+    """Return the changes of other objects after which hosts are decided again."""
+    return (
+        *(owned(resource, METAL_HOSTS) for resource in (ROLES, ROLE_BINDINGS)),
+        Trigger(METAL_HOSTS, _hosts_at_address, stated_addresses),  # another host may get the address
+        Trigger(METAL_PROCESSES, _host_of_process, all_but_status),  # grants and tokens follow the processes
+        Trigger(METAL_PROCESSES, _drained_hosts_of_siblings, draining_facts),  # replacements let a drain go on
+        Trigger(ENDPOINT_SLICES, _host_of_slice, existence),  # those of an expired host are deleted
+        Trigger(INFERENCE_SERVICES, _hosts_of_service, _read_token_rotation),  # a new token is copied to hosts
     )
 
 
@@ -315,7 +334,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     host whose Lease has expired cannot withdraw its EndpointSlices, and clients would be sent to them for ever.
     """
     host = snapshot.read(METAL_HOSTS, key, MetalHost)
-    inputs: HostInputs = snapshot.inputs
+    inputs: HostInputs = snapshot.inputs  # as `observe` has read them
     has_expired = inputs.liveness == "Expired"
     slices = snapshot.store.by_index(ENDPOINT_SLICES, HOST_INDEX, key.name)
     # A host that is not registered any more cannot withdraw its endpoints either.
@@ -346,13 +365,14 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     )
     conditions = [condition for condition in all_conditions if condition is not None]
 
-    # 3. The time of the next decision.
+    # 3. The seconds until the next decision: the least of these.
     waits = [PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS]
     if (recheck_seconds := find_recheck_seconds(host, hosted, siblings, snapshot.now)) is not None:
         waits.append(recheck_seconds)
     if inputs.distrust is not None and inputs.distrust.left_seconds is not None:
         waits.append(inputs.distrust.left_seconds)
 
+    # 4. Its Secret, if that changes; AskAgent has the agent asked at the place, or nowhere without one.
     changed_secret = _plan_secret(host, inputs, bound, snapshot.now)
     return Plan(
         apply=grants if changed_secret is None else (changed_secret, *grants),
@@ -425,7 +445,7 @@ def _ready_condition(host: MetalHost, liveness: Liveness) -> Obj:
     Until this leader has seen a renewal or an expiry, what an earlier one has found stays.
     """
     lease = f"Lease {HOSTS_NAMESPACE}/{host.metadata.name}"
-    # True None: the status is Unknown.
+    # If nobody has observed the host yet; true=None means status Unknown.
     true, reason, message = None, "WaitingForLease", f"waiting for the first renewal of {lease}"
     if liveness == "Alive":
         true, reason, message = True, "LeaseRenewed", "the host renews its Lease"
@@ -435,6 +455,6 @@ def _ready_condition(host: MetalHost, liveness: Liveness) -> Obj:
             f"{lease} has expired: the host's endpoints are removed, and its processes are replaced where another host "
             "fits; check that the host is up, reaches the API server and runs `pomona agent`"
         )
-    elif (last := find(host.status.conditions, "Ready")) is not None:
+    elif (last := find(host.status.conditions, "Ready")) is not None:  # as an earlier leader has found it
         true, reason, message = {"True": True, "False": False}.get(last.status), last.reason, last.message
     return condition("Ready", true=true, reason=reason, message=message, generation=host.metadata.generation)

@@ -52,9 +52,13 @@ def list_needed_secrets(
     needed = set()
     for obj in processes:
         spec, namespace = obj["spec"], obj["metadata"]["namespace"]
-        if owner := controller_of(obj):  # its service, which owns the Secret with the token, too
+
+        # The token of its service, which owns both the process and the Secret.
+        if owner := controller_of(obj):
             rotation = rotation_of(ObjectKey(namespace, owner["name"]))
             needed.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"], rotation))
+
+        # The tokens for downloads: the spec itself states the artifact of the weights.
         for artifact in (spec, *spec.get("furtherArtifacts", ())):
             if "sourceSecret" in artifact:
                 needed.add(NeededSecret(namespace, artifact["sourceSecret"], service_uid=""))
@@ -108,12 +112,15 @@ class HostSecrets:
         its last replacement, is another one. A user's Secret is read at most once within `READ_SOURCE_AGAIN`. If the
         controller may not read a Secret any more, its last token stays.
         """
-        # Kept are readings of users' Secrets, of refused ones, and of tokens whose rotation is outdated.
+        # 1. The last reading, if it is recent. Kept are readings of users' Secrets, of refused ones, and of tokens
+        # whose rotation is outdated.
         last = self._readings.get(needed)
         if last is not None and now < last.read_again_at:
             return last.token
+
+        # 2. Else read it now.
         try:
-            if needed.service_uid:
+            if needed.service_uid:  # the Secret with the token of a service; any other is a user's
                 key = ObjectKey(needed.namespace, needed.name)
                 token = await self._service_tokens.find_token(client, key, needed.service_uid, needed.rotation)
                 # A Secret that lacks the rotation of the status may stay so: its reading is kept, as a user's is.
@@ -124,7 +131,8 @@ class HostSecrets:
         except Forbidden as error:
             log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
             token = last.token if last else None
-        # Readings that are too old are dropped, since perhaps no host needs them any more.
+
+        # 3. Keep the reading. Those that are too old are dropped, since perhaps no host needs them any more.
         self._readings = {source: reading for source, reading in self._readings.items() if now < reading.read_again_at}
         self._readings[needed] = _Reading(token, now + READ_SOURCE_AGAIN)
         return token
@@ -184,13 +192,16 @@ def keep_previous_tokens(
         existing: the data that the Secret has.
         now: the wall clock.
     """
-    # First those that were replaced earlier and are still valid, then those that `tokens` replaces now.
+    # 1. Those that were replaced earlier and are still valid.
     previous = {key: token for key, token in _read_previous(existing).items() if token.valid_until > now.timestamp()}
+
+    # 2. Those that `tokens` replaces now.
     valid_until = int(now.timestamp()) + OVERLAP_SECONDS
     for key in service_keys:
         if key in existing and key in tokens and existing[key] != tokens[key]:
             previous[key] = PreviousToken(existing[key], valid_until)
-    # A token that is not needed any more, or is in force again, has no previous one.
+
+    # 3. Without those whose key is not needed any more, and those that are in force again.
     previous = {key: token for key, token in sorted(previous.items()) if key in tokens and token.token != tokens[key]}
     if not previous:
         return dict(tokens)
