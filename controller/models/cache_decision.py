@@ -36,7 +36,8 @@ def decide_weights(inspected: InspectedModel) -> ModelDecision:
     on nodes; or from one volume. For the first two nothing is fetched, so they are decided here.
     """
     model, facts = inspected.model, inspected.facts
-    cached = None  # no status for the user's claim: its source says where the weights are
+    # Condition and status of the cached weights; the user's claim needs no status, as the source says where they are.
+    cached = None
     if (claim := own_claim(model)) is not None:
         message = f"weights are on the volume of PersistentVolumeClaim {claim}, which pods mount read-only"
         cached_condition = model_condition(model, CACHED, true=True, reason="OnVolume", message=message)
@@ -49,6 +50,8 @@ def decide_weights(inspected: InspectedModel) -> ModelDecision:
         return decide_copies(inspected, is_for_pods=_is_for_pods(model, facts))
     else:
         return _decide_volume(inspected)
+
+    # The Model is Ready, as it is inspected; if its image is not allowed, the condition Cached says so.
     ready = model_condition(model, READY, true=True, reason="Inspected", message=inspected_message(facts))
     return ModelDecision(
         phase="Ready", conditions=[ready, cached_condition], facts=facts, cached=cached, works=[inspected.inspection]
@@ -65,6 +68,7 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
     3. If the weights are needed, fetch them to the target, or wait until the target is created.
     4. Else no claim and no Job is created; pods go on with verified weights on an earlier volume, the holder.
     """
+    # 1. The target.
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
     consumer = observed.consumer if _is_for_pods(model, facts) else None
     is_needed = consumer is not None
@@ -75,6 +79,7 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
     if volumes.create and (problem := claims.find_size_problem(model, facts)):
         return _conclude(inspected, volumes._replace(create=(), change=None), phase="Failed", lack=problem)
 
+    # 2. and 3. It exists: use it if it is verified, else fetch to it.
     if (target := volumes.target) is not None:
         name, uid = target.metadata.name, target.metadata.uid
         wanted = CachedWeights(name=name, claim=uid, path=path, sha256=facts.sha256)
@@ -87,11 +92,12 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
         if is_needed:
             return _decide_fetch(inspected, volumes, target, fetch, wanted)
 
+    # 4. Nothing needs the weights. Pods that still read an earlier volume go on with it, so no change is under way:
+    # `change` would say that a volume grows or is replaced.
     if not is_needed:
-        # `change` says that a volume grows or is replaced.
-        # Pods that still read an earlier volume go on with it, so no change is under way.
         return _conclude(inspected, volumes if volumes.holder is None else volumes._replace(change=None))
-    # The weights are needed and there is no target: the decision creates its claim.
+
+    # 3. They are needed and there is no target: the decision creates its claim.
     _, new_claim = volumes.create[0]
     return _await_claim(inspected, volumes, new_claim["metadata"]["name"])
 
@@ -105,16 +111,21 @@ def _decide_fetch(
     that its Job takes the next step.
     """
     model, observed, now = inspected.model, inspected.observed, inspected.now
+    # Wait for the Secret, and then for the claim.
     if refused := refused_secret(observed):
         return _conclude(inspected, volumes, phase="Downloading", lack=(refused.reason, refused.message))
     if volume.is_settling(claim, now):
         wait = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
         return _await_claim(inspected, volumes, claim.metadata.name, wait)
+
+    # Take the next step of the Job.
     progress = jobs.proceed(fetch, observed.jobs, observed.pods, now)
     if progress.outcome.state == "Succeeded":
         # The fetch has read the header of the weights, too.
         fresh = inspected._replace(facts=volume.take_fetched(inspected.facts, progress.outcome.answer))
         return _conclude(fresh, volumes, progress, verified=wanted)
+
+    # It is not done: the condition Cached says why.
     lack = explain_progress(model, progress, doing="Fetching", what="fetches the weights to the volume")
     phase = "Failed" if progress.outcome.state == "Failed" else "Downloading"
     return _conclude(inspected, volumes, progress, phase=phase, lack=lack)
@@ -146,10 +157,11 @@ def _conclude(
     """
     # The wanted weights, else verified ones on an earlier volume (the holder); None: pods have none.
     weights = verified or volumes.holder
-    location = ""
+    location = ""  # in words, for the condition Cached
     if weights is not None:
         location = f"weights are on the volume at {MODELS_PATH}/{weights.path}"
         location += f", sha256 {weights.sha256}" if weights.sha256 else ""
+
     # A superseded claim is deleted when no pod mounts it any more: until then, look again.
     has_unneeded_claim = any(weights is None or weights.claim != claim.metadata.uid for claim in volumes.superseded)
     return ModelDecision(

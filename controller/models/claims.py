@@ -66,11 +66,13 @@ class VolumeDecision(NamedTuple):
 def observe_claims(snapshot: Snapshot, model: Model, classes: Mapping[str, Obj]) -> ObservedClaims:
     """Gather the claims of a Model from the store; `classes` is the result of `read_classes`."""
     namespace = model.metadata.namespace
-    # An earlier Model of this name leaves claims behind.
-    same_named = snapshot.store.by_index(PVCS, OF_MODEL_INDEX, namespaced(namespace, model.metadata.name))
+    # Its own claims, without those that are being deleted.
     own_claims = list_claims(snapshot, model)
     claims = [claim for claim in own_claims if claim.metadata.deletion_timestamp is None]
     names = [claim.metadata.name for claim in claims]
+
+    # The names of all claims: also of those that an earlier Model of this name has left behind.
+    same_named = snapshot.store.by_index(PVCS, OF_MODEL_INDEX, namespaced(namespace, model.metadata.name))
     all_names = {obj["metadata"]["name"] for obj in same_named} | {claim.metadata.name for claim in own_claims}
     return ObservedClaims(
         claims=claims,
@@ -98,11 +100,12 @@ def _list_readers(snapshot: Snapshot, claim: str) -> list[OwnerReference]:
     Only services that exist are returned, as a Deployment may name any owner: the garbage collector would take away an
     owner of the claim that does not exist, again and again.
     """
-    owners: dict[str, OwnerReference] = {}
+    owners: dict[str, OwnerReference] = {}  # by name
     for deployment in snapshot.store.by_index(DEPLOYMENTS, CLAIM_INDEX, claim):
         owner = controller_of(deployment)
         if owner is None or owner["kind"] != INFERENCE_SERVICES.kind:
             continue
+        # The owner must be this very service, not a former one of its name.
         service = snapshot.get(INFERENCE_SERVICES, ObjectKey(deployment["metadata"]["namespace"], owner["name"]))
         if service is not None and service["metadata"]["uid"] == owner["uid"]:
             owners[owner["name"]] = OwnerReference(
@@ -120,6 +123,7 @@ def build_owner_patches(observed: ObservedClaims) -> tuple[Patch, ...]:
     """
     patches = []
     for claim in observed.claims:
+        # Kept are the Model and the services that still read the claim; added are those that read it now.
         current_owners = claim.metadata.owner_references
         readers = {reader.uid: reader for reader in observed.readers.get(claim.metadata.name, ())}
         kept = [owner for owner in current_owners if owner.kind != INFERENCE_SERVICES.kind or owner.uid in readers]
@@ -127,6 +131,7 @@ def build_owner_patches(observed: ObservedClaims) -> tuple[Patch, ...]:
         added = [reader for reader in readers.values() if reader.uid not in uids]
         # A claim with `_MOST_READERS` owners gets no further ones.
         owners = [*kept, *added[: max(0, _MOST_READERS - len(kept))]]
+
         if owners != current_owners:
             # The tests: if it is another claim or has other owners by now, the patch fails.
             operations = (
@@ -146,14 +151,18 @@ async def read_classes(client: Client, snapshot: Snapshot, model: Model) -> Mapp
     service uses the Model. A class that may not be read or does not exist is left out: then a volume is replaced in
     place of growing, and copies try the class. Raises as `Client`.
     """
+    # 1. The classes of claims that should grow.
     cache, claims = model.spec.cache, list_claims(snapshot, model)
     names = {claim.spec.storage_class_name for claim in claims if claim.is_bound and is_too_small(claim, cache)}
+
+    # 2. The class for copies on nodes, before its first claim, if any service uses the Model.
     has_claim_of_class = any(claim.spec.storage_class_name == cache.storage_class_name for claim in claims)
-    # Before the first claim of the class for copies.
     if cache.scope == "node" and not has_claim_of_class:
         index_value = namespaced(model.metadata.namespace, model.metadata.name)
         if snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, index_value):
             names.add(cache.storage_class_name)
+
+    # 3. Read them, apart from those without a name: claims that state no class.
     classes = {}
     for name in sorted(filter(None, names)):
         with contextlib.suppress(Forbidden, NotFound):
@@ -185,13 +194,13 @@ def decide_claims(
     matching.sort(key=lambda claim: (claim.metadata.uid == cached_uid, claim.metadata.creation_timestamp))
     target = matching[-1] if matching else None
 
-    # 2. All other claims are superseded; the verified one among them holds the weights meanwhile.
+    # 2. All other claims are superseded; the verified one among them (the holder) has the weights meanwhile.
     superseded = tuple(claim for claim in observed.claims if claim is not target)
     holder = cached if any(claim.metadata.uid == cached_uid for claim in superseded) else None
     if is_edited and holder is not None and (holder.path, holder.sha256) != (path, facts.sha256):
         holder = None
 
-    # 3. Create the target, or let it grow.
+    # 3. There is no target: create its claim if it is needed.
     if target is None:
         if not is_needed:
             return VolumeDecision(holder=holder, superseded=superseded)
@@ -202,6 +211,8 @@ def decide_claims(
         created_claim = new_claim(model, facts, name, path)
         change = _describe_replacement(name, superseded, holder, cache)
         return VolumeDecision(holder=holder, create=(created_claim,), superseded=superseded, change=change)
+
+    # 4. The target exists: let it grow if it is too small. `change` says that it grows, or replaces another one.
     if is_needed and is_too_small(target, cache):
         growth, change = _build_growth_patch(target, cache), _describe_growth(target, str(cache.size))
         return VolumeDecision(target=target, holder=holder, patch=(growth,), superseded=superseded, change=change)

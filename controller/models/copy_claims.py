@@ -89,17 +89,23 @@ def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
     surveyed = []
     for claim in observed.claims.claims:
         name, copy = claim.metadata.name, verified.get(claim.metadata.uid)
-        # Where its copy is, else where a pod with it runs, else the node that it states.
+
+        # Its node: where its copy is, else where a pod with it runs, else the node that it states.
         node = copy.node if copy is not None else observed.copies.pod_nodes.get(name) or stated_node(claim)
         is_gone = node in observed.copies.gone_nodes
+
+        # It fits if it is as the Model states it now, and its node exists.
         is_of_class = claim.spec.storage_class_name == cache.storage_class_name
         is_for_weights = claim.metadata.annotations.get(WEIGHTS) == path
         fits = is_for_weights and is_of_class and not claims.is_too_small(claim, cache) and not is_gone
+
+        # Its copy, unless that does not count.
         has_wanted_weights = copy is not None and (copy.path, copy.sha256) == (path, facts.sha256)
         # A copy of other weights: the claim gets the wanted ones, or an edit has made the copy worthless.
         is_unwanted = not has_wanted_weights and (fits or inspected.is_edited)
         if is_gone or is_unwanted:
             copy = None
+
         is_mounted, is_refused = name in observed.claims.mounted, name in observed.copies.refused
         surveyed.append(CopyClaim(claim, node, copy, fits, is_mounted, is_refused))
     return sorted(surveyed, key=lambda claim: claim.age)
@@ -121,11 +127,14 @@ def count_demand(consumers: Sequence[CopyConsumer], surveyed: Sequence[CopyClaim
     copies is needed if the scheduler refuses pods of a service on the nodes of all ready copies. Its refusal does not
     count while pods with earlier weights are still on the node of a ready copy, because they are about to leave it.
     """
+    # 1. One copy for each replica of the largest service.
     serving = [consumer for consumer in consumers if wanted_replicas(consumer.service) > 0]
     if not serving:
         return CopyDemand(0)
     largest = max(serving, key=lambda consumer: wanted_replicas(consumer.service))
     number = min(wanted_replicas(largest.service), MOST_COPIES)
+
+    # 2. One more than there are, for a service whose pods find no room where the ready copies are.
     ready = list_ready(surveyed)
     ready_names = {claim.name for claim in ready}
     # Where pods still mount a copy of earlier weights.

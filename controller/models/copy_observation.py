@@ -30,16 +30,7 @@ from crds.model import Model
 from devices.vendors import Vendors
 from kube.client import Obj
 from kube.kinds import PersistentVolumeClaim
-from kube.resources import (
-    INFERENCE_SERVICES,
-    JOBS,
-    MODELS,
-    NODES,
-    PODS,
-    PVCS,
-    ObjectKey,
-    object_key,
-)
+from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, ObjectKey, object_key
 from kube.store import Store
 
 NODE: Final = f"{GROUP}/node"
@@ -115,6 +106,7 @@ def observe_copies(
     """
     store, namespace, copies = snapshot.store, model.metadata.namespace, model.status.copies
     claims = list_claims(snapshot, model)
+
     # The pods of the Model's Jobs, and all pods that mount one of its claims: the claims are where these pods are.
     fetching = [
         pod
@@ -126,14 +118,12 @@ def observe_copies(
     ]
     pod_nodes = {name: node for pod in (*mounting, *fetching) if (node := _node_of(pod)) for name in _claims_of(pod)}
     refused = frozenset(name for pod in fetching if is_refused(pod) for name in _claims_of(pod))
+
     # copy_nodes have a verified copy; claim_nodes are those that claims state or that their pods run on.
     copy_nodes = {copy.node for copy in copies}
     claim_nodes = {*map(stated_node, claims), *pod_nodes.values()} - {""}
     # The victims are copies to evict from a full node: this Model looks only where it has an unused one.
     nodes_with_unused = {copy.node for copy in copies if copy.unused_since}
-    storage_class = classes.get(model.spec.cache.storage_class_name or "")
-    # A class that could not be read is tried, as if its volumes waited for a node.
-    mode = "WaitForFirstConsumer" if storage_class is None else storage_class.get("volumeBindingMode", "Immediate")
     consumers = (_observe_consumer(snapshot, model, service, reserve, vendors) for service in services)
     return ObservedCopies(
         consumers=[consumer for consumer in consumers if consumer is not None],
@@ -147,8 +137,15 @@ def observe_copies(
         node_bytes={
             node: sum(copy.size_bytes for copy in _list_copies(store, node)) for node in claim_nodes - copy_nodes
         },
-        binds_immediately=mode == "Immediate",
+        binds_immediately=_binds_immediately(model, classes),
     )
+
+
+def _binds_immediately(model: Model, classes: Mapping[str, Obj]) -> bool:
+    """Return whether the StorageClass of a Model makes a volume before a pod has a node; False if it was not read."""
+    storage_class = classes.get(model.spec.cache.storage_class_name or "")
+    # A class that could not be read is tried, as if its volumes waited for a node.
+    return storage_class is not None and storage_class.get("volumeBindingMode", "Immediate") == "Immediate"
 
 
 def _observe_consumer(
@@ -170,9 +167,8 @@ def _observe_consumer(
     reserve_replica = functools.partial(
         reserve, service, Served(model, runtime_of(service, model, vendors), companions)
     )
-    # 1. What a replica asks of its node.
-    # Computed once for each version of the service and its Models: a Model may have a thousand services, and each
-    # change of a pod of one of them makes a decision.
+    # 1. What a replica asks of its node. Computed once for each version of the service and its Models (by `derive`): a
+    # Model may have a thousand services, and each change of a pod of one of them makes a decision.
     models = (model, *(companion.model for companion in companions))
     reservation = (
         reserve_replica()
@@ -181,17 +177,20 @@ def _observe_consumer(
     )
     if reservation is None:
         return None
+
     # 2. The refused claims.
     pods = store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     refused_claims = {claim for pod in staying if lacks_room(pod, now) for claim in _claims_of(pod)}
     # By claim, the time at which a pod that is being deleted has left; without those of a lost node, which stay.
     end_times = {claim: end for pod in pods if (end := end_of_pod(pod, now)) is not None for claim in _claims_of(pod)}
+
     # 3. A refusal is not final while a pod waits in the queue, or while another pod leaves the node of a refused one.
     wait_seconds = [seconds for pod in pods if (seconds := queue_seconds(pod, now)) is not None]
     wait_seconds += [
         (end_times[claim] - now).total_seconds() + _RELEASE_SECONDS for claim in refused_claims & end_times.keys()
     ]
+
     # 4. The nodes where its pods stay.
     nodes = {_node_of(pod) for pod in staying if not _has_ended(pod)}
     return CopyConsumer(
@@ -258,7 +257,7 @@ def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[Store
     The limits are the administrator's `limit_bytes` (None: there is none), and for each fetch that found the disk full,
     the bytes of copies that may stay so that it succeeds.
     """
-    # Models of which a fetch to this node found the disk full.
+    # Models of which a fetch to this node found the disk full: their statuses state the limits.
     models_short_of_space = decode_stored(store, MODELS, store.by_index(MODELS, SHORTAGE_INDEX, node), Model)
     limits = [
         shortage.keep_bytes
@@ -268,6 +267,7 @@ def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[Store
     ]
     if limit_bytes is not None:
         limits.append(limit_bytes)
+
     # The least limit holds; without any, nothing is evicted.
     return choose_victims(_list_copies(store, node), min(limits)) if limits else []
 
@@ -314,10 +314,11 @@ def models_of_mounts(store: Store, user: Obj) -> list[ObjectKey]:
 def read_mounts(user: Obj) -> object:
     """Return the fields of a pod or a Deployment that decisions about Models read: a change of them triggers one.
 
-    These are the claims that it mounts, and of a pod whether it waits for a node. None: it is a pod that has ended.
+    The result is only compared with that of another version of `user`. It has the claims that it mounts, and of a pod
+    whether it waits for a node. None: it is a pod that has ended.
     """
     spec = user.get("spec") or {}
-    if "template" in spec:
+    if "template" in spec:  # a Deployment
         return mounted_claims(spec["template"].get("spec") or {})
     is_ending = "deletionTimestamp" in user["metadata"]
     return None if _has_ended(user) else (mounted_claims(spec), not is_ending and waits_for_node(user))

@@ -96,14 +96,16 @@ class InspectedModel(NamedTuple):
             lack: why pods cannot read the wanted weights yet; None: they can, or none needs them.
             change: the replacement or growth of a volume that is not complete.
         """
+        # Ready and Cached.
         has_weights = bool(location)
         reason, message = ("Fetched", location) if has_weights else (lack or NOT_NEEDED)
         conditions = [
             model_condition(self.model, READY, true=True, reason="Inspected", message=inspected_message(self.facts)),
             model_condition(self.model, CACHED, true=has_weights, reason=reason, message=message),
         ]
-        # While pods have weights to read, a problem with the wanted ones is reported in place of the change. A lack
-        # whose reason (lack[0]) has no Event is no problem, but mostly normal progress.
+
+        # VolumeChanging. While pods have weights to read, a problem with the wanted ones is reported in place of the
+        # change. A lack whose reason (lack[0]) has no Event is no problem, but mostly normal progress.
         has_problem = has_weights and lack is not None and lack[0] not in REASONS_WITHOUT_EVENT
         explanation = lack if has_problem else change
         if explanation is not None:
@@ -126,6 +128,7 @@ def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: s
     `doing` is the reason, and `what` is what its Job does, for a work that goes on without a problem.
     """
     namespace, outcome = model.metadata.namespace, progress.outcome
+    # 1. There is no Job, or the last one has failed.
     if outcome.reason == jobs.NO_IMAGE:
         is_for_hosts = model.spec.hardware.accelerator == METAL
         more = "; hosts serve one public GGUF file without it if spec.memoryBytes and spec.sha256 are stated"
@@ -135,14 +138,18 @@ def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: s
         return outcome.reason, f"{outcome.message.rstrip('.')}; {way_out}"
     if outcome.state == "Broken":
         return outcome.reason, f"{outcome.message.rstrip('.')}; it is retried automatically"
+
+    # 2. Its pod waits for something that the user can bring: a Secret or a volume.
     secret = model.spec.source_secret_ref
-    # The reason mostly means that the Secret with the container's variables is not there: it is judged so (None).
     if outcome.reason == "CreateContainerConfigError" and secret is not None:
+        # Mostly the Secret with the container's variables is not there: it is judged so (None).
         refused = source_secret.judge_secret(namespace, secret.name, None)
         return refused.reason, f"{refused.message} ({outcome.message})"
     if (claim := own_claim(model)) is not None and "persistentvolumeclaim" in outcome.message.lower():
         message = f"PersistentVolumeClaim {claim} of spec.source cannot be mounted: {outcome.message.rstrip('.')}"
         return "ClaimNotReady", f"{message}; see: kubectl -n {namespace} describe pvc {claim}"
+
+    # 3. It waits for anything else, or goes on.
     if outcome.reason:
         return outcome.reason, f"Job {progress.job} is waiting: {outcome.message}"
     return doing, f"Job {progress.job} {what}"

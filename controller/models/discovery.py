@@ -53,14 +53,17 @@ def list_labels(
         has_experts: whether it is a mixture of experts.
         values: further labels, whose names have a dash for each underscore; empty: it is not known.
     """
+    # Labels whose value is "true".
     names = [
         *(f"domain-{domain}" for domain in spec.domains),
         *(f"language-{language}" for language in spec.languages),
         *(f"capability-{capability}" for capability in spec.capabilities),
-        # A label for each bound of a context that it reaches, and for each size of devices that is enough for it.
+        # One for each bound of a context that it reaches, and for each size of devices that is enough for it.
         *(f"context-{name}" for name, least in _CONTEXTS.items() if (context_length or 0) >= least),
         *(f"vram-tier-{tier}-g" for tier in _TIERS_GIB if memory_bytes is not None and memory_bytes <= tier * GIB),
     ]
+
+    # Labels with a value of their own.
     values = {"model_type": describe_type(spec, has_experts=has_experts)} | values
     stated = {name.replace("_", "-"): label_value(value) for name, value in values.items()}
     labels = dict.fromkeys(names, TRUE) | {name: value for name, value in stated.items() if value}
@@ -94,11 +97,12 @@ def label_model(model: Model, status: Mapping[str, Any], vendors: Vendors) -> di
 
     The memory is what the Model states, else what a service that states nothing but this Model would need.
     """
-    # `status` is about to be written; model.status is the one before.
+    # The header as `status`, which is about to be written, has it; model.status is the one before.
     gguf = msgspec.convert(status.get("gguf") or {}, GGUF)
     layout = msgspec.convert(status.get("layout"), Layout | None)
+
     memory_bytes = model.spec.stated_bytes
-    if memory_bytes is None:
+    if memory_bytes is None:  # not stated: it is estimated, and None if it cannot be
         needed = estimate(Workload(layout, default_runtime(model, vendors)), ServingOptions())
         memory_bytes = needed.total_bytes if needed else None
     return list_labels(

@@ -72,13 +72,15 @@ async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -
     the controller may lack the right, or the store of Events, which may be a separate one, does not answer.
     """
     namespace, refusals = owner.namespace, dict[str, str]()
+    # The Jobs without a pod, the newest first.
     jobs = snapshot.children(JOBS, namespace, owner.uid)
     podless = [job for job in jobs if _lacks_pod(job, snapshot)]
     podless.sort(key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
+
     for job in podless[:_MOST_JOBS]:
         uid = job["metadata"]["uid"]
         try:
-            # Of each Event, only its note and time are kept.
+            # Of each Event about the Job, only its note and time are kept.
             events = await client.list(
                 EVENTS,
                 namespace,
@@ -89,6 +91,8 @@ async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -
         except (ApiError, Unreachable) as error:
             log.warning("events_not_readable", job=f"{namespace}/{job['metadata']['name']}", error=str(error))
             return refusals
+
+        # The last Event counts; without any, nothing is refused.
         if events.items:
             last = max(events.items, key=lambda event: str(event["time"]))
             refusals[uid] = advise_on_refusal(str(last["note"]))
@@ -111,6 +115,7 @@ def _lacks_pod(job: Obj, snapshot: Snapshot) -> bool:
     created = metadata.get("creationTimestamp")
     if created is None or _age_seconds(created, snapshot.now) < PODLESS_SECONDS or "deletionTimestamp" in metadata:
         return False
+
     conditions = (job.get("status") or {}).get("conditions") or ()
     # A Job that has ended had a pod, which may be gone by now, unless it ended because it took too long.
     has_had_pod = any(

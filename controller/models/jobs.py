@@ -238,20 +238,26 @@ def proceed(work: Work, jobs: Sequence[Obj], pods: ObservedPods, now: datetime) 
 
     The last attempt is Going while it may still succeed; Broken attempts are retried; Succeeded and Failed are final.
     """
+    # 1. Without a Job, start the first attempt.
     current = _find_current(work, jobs)
     if current is None:
         return _start(work, 0, JobOutcome(state="Going"))
+
+    # 2. Read the outcome of the last attempt.
     attempt = _read_attempt_number(current)
     outcome = work.read_attempt(current, pods.find(current), now)
     outcome = _read_refusal(outcome, pods.refusals.get(current["metadata"]["uid"]))
     progress = JobProgress(outcome=outcome, job=work.name(attempt))
+
+    # 3. It goes on: look again for a pod that the API server refuses; or, if the Job has ended, for its pod's result.
     if outcome.state == "Going":
-        # Look again for a pod that the API server refuses; or, if the Job has ended, for the result of its pod.
         check_seconds = find_refusal_check_seconds(current, pods.find(current), now)
         return msgspec.structs.replace(progress, again_seconds=LOST_SECONDS if has_ended(current) else check_seconds)
     if outcome.state != "Broken" or outcome.ended is None:  # it is over, or there is no time to count a pause from
         return progress
-    # Attempts are counted from 0. The pause is exact, because this decision is repeated until the pause is over.
+
+    # 4. It is Broken: start another attempt after a pause. Attempts are counted from 0. The pause is exact, because
+    # this decision is repeated until the pause is over.
     seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
     if outcome.reason == _UNSCHEDULABLE:  # no attempt has failed: the service asks for something else
         seconds = FIRST_RETRY_SECONDS
@@ -308,13 +314,17 @@ def read_outcome(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     A Job that has ended and whose result is missing counts as going on for `LOST_SECONDS`, and then as broken.
     """
     pod = max(pods, key=lambda candidate: candidate["metadata"]["creationTimestamp"], default=None)
-    ended = _find_end(job)
+    ended = _find_end(job)  # None: it goes on
     if ended is not None and ended.reason == DEADLINE_EXCEEDED:  # whatever its pod says by now
         return JobOutcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
+
+    # Its container has ended: that tells the outcome.
     containers = pod.get("status", {}).get("containerStatuses") if pod is not None else None
     terminated = containers[0].get("state", {}).get("terminated") if containers else None
     if terminated is not None:
         return _read_terminated(terminated, ended)
+
+    # It has not ended, or its result is missing.
     if ended is None:
         return read_waiting(pod) if pod is not None else JobOutcome(state="Going")
     if now < ended.when + timedelta(seconds=LOST_SECONDS):
@@ -337,6 +347,8 @@ def _read_terminated(state: Obj, ended: _Ended | None) -> JobOutcome:
     else:
         if state["exitCode"] == 0:
             return JobOutcome(state="Succeeded", answer=answer, ended=when)
+
+    # Else `answer` says why it has not, if it was written.
     reason, code = answer.reason or state.get("reason") or "Error", state["exitCode"]
     return JobOutcome(
         # By this exit code the container says that another attempt would fail, too.
@@ -386,6 +398,7 @@ def _read_attempt_number(job: Obj) -> int:
 
 def build_job(work: Work, attempt: int) -> Obj:
     """Return the Job of an attempt."""
+    # 1. The pod; first the fields that each has.
     labels = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_MODEL: work.owner.name}
     pod: Obj = {
         "restartPolicy": "Never",
@@ -403,15 +416,9 @@ def build_job(work: Work, attempt: int) -> Obj:
         pod["affinity"] = work.reservation.affinity
     if work.reservation.runtime_class_name is not None:
         pod["runtimeClassName"] = work.reservation.runtime_class_name
-    pod["volumes"] = []
-    if work.claim is not None:
-        claim = {"claimName": work.claim} | ({"readOnly": True} if work.verb == "inspect" else {})
-        pod["volumes"].append({"name": "models", "persistentVolumeClaim": claim})
-    if work.login_secret is not None:
-        # A Secret has some of these keys; the admission policy of the controller allows no others.
-        items = [{"key": key, "path": key} for key in SECRET_KEYS]
-        secret = {"secretName": work.login_secret, "defaultMode": 0o440, "items": items, "optional": True}
-        pod["volumes"].append({"name": "login", "secret": secret})
+    pod["volumes"] = _build_volumes(work)
+
+    # 2. The Job.
     spec: Obj = {
         # One pod is one attempt: the controller retries, so that a condition of the Model has the reason.
         "backoffLimit": 0,
@@ -430,12 +437,27 @@ def build_job(work: Work, attempt: int) -> Obj:
     return job
 
 
+def _build_volumes(work: Work) -> list[Obj]:
+    """Return the volumes of a Job's pod: that of the weights, which an inspection only reads, and the login."""
+    volumes: list[Obj] = []
+    if work.claim is not None:
+        claim = {"claimName": work.claim} | ({"readOnly": True} if work.verb == "inspect" else {})
+        volumes.append({"name": "models", "persistentVolumeClaim": claim})
+    if work.login_secret is not None:
+        # A Secret has some of these keys; the admission policy of the controller allows no others.
+        items = [{"key": key, "path": key} for key in SECRET_KEYS]
+        secret = {"secretName": work.login_secret, "defaultMode": 0o440, "items": items, "optional": True}
+        volumes.append({"name": "login", "secret": secret})
+    return volumes
+
+
 def _build_container(work: Work) -> Obj:
     """Return the container of a Job: `pomona inspect` or `pomona fetch`, which writes its result to a file.
 
     The kubelet copies that file into the status of the pod as the termination message. Credentials come as environment
     variables from the Secret of the source, or as the mounted login of a registry.
     """
+    # The variables of the controller's options, then the credentials.
     environment: list[Obj] = [{"name": name, "value": value} for name, value in sorted(work.environment.items())]
     if work.login_secret is not None:
         environment.append({"name": SECRET_VARIABLE, "value": LOGIN_PATH})
@@ -443,6 +465,7 @@ def _build_container(work: Work) -> Obj:
         for variable, key, optional in work.secret_variables:
             reference = {"name": work.token_secret, "key": key, "optional": optional}
             environment.append({"name": variable, "valueFrom": {"secretKeyRef": reference}})
+
     container: Obj = {
         "name": work.verb,
         "image": work.image,

@@ -16,14 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.models import claims, jobs, volume
-from controller.models.copy_claims import (
-    CopyClaim,
-    CopyDemand,
-    SortedClaims,
-    count_demand,
-    sort_claims,
-    survey_claims,
-)
+from controller.models.copy_claims import CopyClaim, CopyDemand, SortedClaims, count_demand, sort_claims, survey_claims
 from controller.models.copy_observation import NODE, CopyConsumer
 from controller.models.decision import (
     DONE,
@@ -101,6 +94,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     # 4. What a replica takes is measured by the facts in the status: until it has the new ones, no claim is created.
     # For that, and before further claims are deleted, this status is written first, and the Model is decided again.
     has_new_facts = facts != volume.read_facts(model)
+    # The seconds until the next decision: the least of these.
     waits = [consumer.final_seconds for consumer in consumers if consumer.final_seconds is not None]
     if obstacle:
         waits.append(_READ_AGAIN_SECONDS)
@@ -158,6 +152,7 @@ def _explain_lack(
 
     The worst of the unfinished fetches explains it; without any, a claim is missing. None: no copy is lacking.
     """
+    # A fetch is not done: the worst one explains it.
     if unfinished:
         severity = {"Failed": 3, "Broken": 2, "Going": 1, "Succeeded": 0}
         # Of equally bad fetches, one that states a reason is explained.
@@ -165,6 +160,7 @@ def _explain_lack(
         worst = max(progresses, key=lambda work: (severity[work.outcome.state], bool(work.outcome.reason)))
         phase = "Failed" if worst.outcome.state == "Failed" else "Downloading"
         return phase, explain_progress(model, worst, doing="Fetching", what="fetches the weights to the volume")
+
     if demand.number > len(copies):
         return "Downloading", ("Fetching", "waiting for a PersistentVolumeClaim")
     return "Ready", None  # there are as many copies as replicas need, which may be none
@@ -176,16 +172,20 @@ def _report_copies(
     """Return the conditions of a Model with these copies, from which pods serve; `lack` says why one is lacking."""
     if not copies:
         return inspected.report_weights("", lack)
-    # From here on, there are copies; the message of the lack, lack[1], is added to what is said of them.
+
+    # 1. Where they are; the message of the lack, lack[1], is added to what is said of them.
     nodes = sorted({copy.node for copy in copies})
     more = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
     location = f"copies on node{'s' if len(nodes) > 1 else ''} {', '.join(nodes[:_MOST_NAMED])}{more} at "
     location += f"{MODELS_PATH}/{copies[0].path}"
     if copies[0].sha256:
         location += f", sha256 {copies[0].sha256}"
+
+    # 2. Pods read the wanted weights, so the lack of a further copy is no more than a remark.
     if not claims.earlier:
-        # Pods read the wanted weights, so the lack of a further copy is no more than a remark.
         return inspected.report_weights(f"{location}; for another copy: {lack[1]}" if lack else location)
+
+    # 3. Some read earlier weights, which are being replaced.
     earlier_names = ", ".join(sorted(claim.name for claim in claims.earlier))
     change = (
         f"copies are replaced: pods serve from PersistentVolumeClaim {earlier_names} until the weights on the new "
@@ -215,17 +215,22 @@ class _CopyPlan(NamedTuple):
         chooses it, and a first Job asks for the devices of a replica, so that the node has them. Once the volume is
         bound to a node, a second Job without devices goes on with the download, unless the first has succeeded.
         """
+        # Where the Job runs, and what it asks of its node.
         placement, reservation = self._place_anywhere()
         needs_devices = reservation.has_devices
         if claim.node:
             # A Job on a known node asks for no devices: they may be in use, and the service may need others by now.
             placement, reservation = Placement(tolerations=placement.tolerations), _reserve_node("In", [claim.node])
+
+        # The first of two Jobs.
         if needs_devices and not claim.is_made_for_node:
             first_step = self._proceed(self._prepare_fetch(claim, placement, reservation, holds_devices=True))
             # Before the volume is bound to a node, the first Job decides alone.
             has_volume = bool(claim.node) and claim.claim.is_bound
             if not has_volume or first_step.outcome.state == "Succeeded":
                 return first_step
+
+        # The second of two Jobs, or the only one.
         return self._proceed(self._prepare_fetch(claim, placement, reservation))
 
     def _proceed(self, work: Work) -> JobProgress:
@@ -267,14 +272,16 @@ class _CopyPlan(NamedTuple):
     def build_claims(self) -> Iterator[tuple[Resource, Obj]]:
         """Yield the claims to create: on `outdated_nodes`, and at most one whose node the scheduler chooses."""
         claims, model, observed = self.claims, self.inspected.model, self.inspected.observed.claims
-        # As many as copies are missing, but no more than may be made at once, without those that are being made.
+        # 1. As many as copies are missing, but no more than may be made at once, without those that are being made.
         proceeding = sum(not claim.is_refused for claim in claims.making)
         most_created = max(0, min(self.demand.number - len(claims.ready), MOST_FETCHES) - proceeding)
 
+        # 2. The annotation of each, which states its node.
         annotations = [{NODE: node} for node in self.outdated_nodes[:most_created]]
         if most_created > len(annotations) and not claims.unplaced:
             annotations.append({})  # the scheduler chooses the node
 
+        # 3. The claims, each with a name that is free.
         used_names = {*(claim.metadata.name for claim in observed.claims), *observed.leaving}
         used_names |= {copy.name for copy in model.status.copies}
         for node_annotation in annotations:
@@ -291,12 +298,15 @@ class _CopyPlan(NamedTuple):
         """
         facts, now = self.inspected.facts, rfc3339(self.inspected.now)
         copies = []
+
+        # New copies, which are in use.
         for claim in done:
             uid, size_bytes = claim.claim.metadata.uid, claims.requested_bytes(claim.claim)
             copies.append(NodeCopy(claim.node, claim.name, uid, self.path, facts.sha256, size_bytes))
+
+        # Copies that the status has already; the time is empty while one is in use.
         for claim in (*self.claims.ready, *self.claims.earlier):
             if (copy := claim.copy) is not None:
-                # Empty while it is in use.
                 unused_since = "" if claim.name in self.claims.in_use else (copy.unused_since or now)
                 size_bytes = claims.requested_bytes(claim.claim)
                 copies.append(msgspec.structs.replace(copy, unused_since=unused_since, size_bytes=size_bytes))
@@ -333,19 +343,22 @@ def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | N
     evicted by it. It is computed once for each attempt that fails for lack of space, whose Job it names, and stays in
     the status until the next one fails so.
     """
+    # 1. None for a fetch that has ended.
     node, progress = fetch.claim.node, fetch.progress
     outcome = progress.outcome
     if fetch.is_done or outcome.state == "Failed":
         return None
 
+    # 2. The shortage in the status, if it has one, unless another attempt has failed for lack of space since.
     reported = next((shortage for shortage in inspected.model.status.shortages if shortage.node == node), None)
     lacks_space = outcome.state == "Broken" and outcome.reason == NO_SPACE
     # If the next attempt is created now, the progress still has the outcome of the last one, which is reported already.
     is_new_attempt = progress.create is not None
     is_reported = reported is not None and reported.job == progress.job
     if not lacks_space or is_new_attempt or is_reported:
-        return reported  # the one in the status stays, if there is one
+        return reported
 
+    # 3. A new one: the bytes that may stay so that this copy fits.
     requested_bytes, weights_bytes = claims.requested_bytes(fetch.claim.claim), inspected.facts.size_bytes
     if weights_bytes is None or requested_bytes < weights_bytes:
         return reported  # the volume itself may be too small: to evict copies would not help
@@ -362,12 +375,14 @@ def _reserve_node(operator: str, nodes: Iterable[str], reservation: Reservation 
     the reservation has: the terms are alternatives, so each must have them.
     """
     reservation = reservation or Reservation()
-    # The API allows one name in each requirement.
+
+    # The requirements: the API allows one name in each.
     fields = [{"key": "metadata.name", "operator": operator, "values": [node]} for node in nodes]
     if not fields:
         return reservation
+
+    # Add them to each term. Without any term, one is added for them; it is not empty.
     affinity = reservation.affinity.get("nodeAffinity", {})
-    # Without a term, one is added for the fields; it is not empty.
     terms = affinity.get(_REQUIRED, {}).get("nodeSelectorTerms") or [{"matchFields": []}]
     # An empty term matches no node, so it stays empty: with a condition it would match some.
     narrowed = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} if term else term for term in terms]

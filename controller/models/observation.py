@@ -64,10 +64,13 @@ def observe_model(
     All but `snapshot.inputs`, which the reconciler has read, is in the store. `reserve` returns what one replica of a
     service asks of its node, for copies on nodes.
     """
+    # 1. Its Jobs, without those of benchmarks.
     children = snapshot.children(JOBS, key.namespace, model.metadata.uid)
     model_jobs = [job for job in children if LABEL_BENCHMARK not in job["metadata"].get("labels", {})]
     inputs: ModelInputs = snapshot.inputs or ModelInputs()
-    # Consumers are found one by one, because most Models need only the first. Copies need all: `consumer` and the rest.
+
+    # 2. Its consumers, the services in pods. They are found one by one, because most Models need only the first. Copies
+    # need all: `consumer` and the rest.
     consumers = _find_consumers(snapshot, _list_services(snapshot, key), model, settings.vendors)
     consumer, copies = next(consumers, None), ObservedCopies()
     if model.spec.cache.scope == "node":
@@ -85,6 +88,7 @@ def observe_model(
             limit_bytes=settings.node_cache_bytes,
             classes=inputs.classes,
         )
+
     return ObservedModel(
         jobs=model_jobs,
         pods=ObservedPods(

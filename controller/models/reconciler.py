@@ -14,13 +14,7 @@ from artifacts.source import Source, SourceError, parse
 from controller.models import claims, copy_observation, jobs, refresh, source_secret, volume
 from controller.models.cache_decision import decide_weights
 from controller.models.claims import read_classes
-from controller.models.copy_observation import (
-    Reserve,
-    models_of_mounts,
-    models_on_node,
-    read_mounts,
-    reserve_nothing,
-)
+from controller.models.copy_observation import Reserve, models_of_mounts, models_on_node, read_mounts, reserve_nothing
 from controller.models.decision import (
     CACHED,
     DONE,
@@ -119,17 +113,21 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
     4. It is inspected: its weights are decided. A source that may move is also checked again from time to time, while
        its weights stay in use.
     """
+    # 1. An invalid source.
     try:
         source = parse(model.spec.source, model.spec.files)
     except SourceError as error:
         way_out = "edit spec.source" + (" or spec.files" if model.spec.files else "")
         ready = model_condition(model, READY, true=False, reason=error.reason, message=f"{error.message}; {way_out}")
         return ModelDecision(phase="Failed", conditions=[ready])
+
+    # 2. and 3. No Job, or no inspection yet.
     if source.scheme in {"file", "ollama"} or _needs_no_job(model, source, observed, settings):
         return _decide_without_job(model, source)
     if not _is_inspected(model):
         return _decide_uninspected(model, observed, settings, now)
 
+    # 4. It is inspected; is_watched: its source may move, and is checked again.
     is_watched = refresh.is_watched(model)
     # The last inspection Job is kept: an edit that leaves the source unchanged uses its result again. If the source
     # moves, the result may be out of date by then.
@@ -141,6 +139,7 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
     if refused_secret(observed) or not is_watched:  # without a usable Secret, the source cannot be checked
         return decide_weights(inspected)
 
+    # Its source is also checked.
     check = refresh.check_source(model, facts, functools.partial(_inspect, model, observed, settings, now), now)
     # The facts of the latest known revision: another one is fetched, too.
     decision = decide_weights(inspected._replace(facts=check.facts))
@@ -185,7 +184,7 @@ def _await_inspection(model: Model, reason: str, message: str) -> ModelDecision:
     The status keeps what it says of cached weights, with the condition Cached: an edit may not change them, and pods
     read them meanwhile.
     """
-    cached = find(model.status.conditions, CACHED)
+    cached = find(model.status.conditions, CACHED)  # the condition as it is
     has_weights = model.status.cached is not None or model.status.copies
     return ModelDecision(
         phase="Pending",
@@ -243,8 +242,35 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
     All Jobs of the Model are deleted but those of the decision's works, those that it has not decided about, and
     benchmarks.
     """
+    # 1. The Jobs to delete; `observed` has none of benchmarks.
     kept_names = {work.job for work in decision.works} | {job["metadata"]["name"] for job in decision.undecided}
     unneeded_jobs = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept_names]
+
+    # 2. The times after which to look again; the least counts.
+    wait_seconds = [decision.again_seconds, *(work.again_seconds for work in decision.works)]
+    if refused_secret(observed):
+        wait_seconds.append(source_secret.READ_AGAIN_SECONDS)
+
+    # 3. All writes.
+    status = _build_status(model, decision)
+    return Plan(
+        create=(*decision.create, *((JOBS, work.create) for work in decision.works if work.create)),
+        patch=(*decision.patch, *claims.build_owner_patches(observed.claims)),
+        # prune leaves out the Jobs that are being deleted already.
+        delete=(*prune(unneeded_jobs, ()), *decision.delete),
+        status=status,
+        # If the API server refuses these writes, the condition Cached states its reason.
+        waiting=(CACHED,) if _waits_for_weights(decision) else (),
+        labels=label_model(model, status, settings.vendors),
+        events=transitions(
+            model.status.conditions, decision.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
+        ),
+        again_seconds=min((seconds for seconds in wait_seconds if seconds is not None), default=None),
+    )
+
+
+def _build_status(model: Model, decision: ModelDecision) -> Obj:
+    """Return the status of a Model, with no field for what the decision does not know."""
     status: Obj = {
         "observedGeneration": model.metadata.generation,
         "phase": decision.phase,
@@ -260,23 +286,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
         status["lastChecked"] = decision.last_checked
     if parameters := describe_parameters(model.spec, status.get("totalParameters"), status.get("activeParameters")):
         status["parameters"] = parameters
-    wait_seconds = [decision.again_seconds, *(work.again_seconds for work in decision.works)]
-    if refused_secret(observed):
-        wait_seconds.append(source_secret.READ_AGAIN_SECONDS)
-    return Plan(
-        create=(*decision.create, *((JOBS, work.create) for work in decision.works if work.create)),
-        patch=(*decision.patch, *claims.build_owner_patches(observed.claims)),
-        # prune leaves out the Jobs that are being deleted already.
-        delete=(*prune(unneeded_jobs, ()), *decision.delete),
-        status=status,
-        # If the API server refuses these writes, the condition Cached states its reason.
-        waiting=(CACHED,) if _waits_for_weights(decision) else (),
-        labels=label_model(model, status, settings.vendors),
-        events=transitions(
-            model.status.conditions, decision.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
-        ),
-        again_seconds=min((seconds for seconds in wait_seconds if seconds is not None), default=None),
-    )
+    return status
 
 
 def _waits_for_weights(decision: ModelDecision) -> bool:

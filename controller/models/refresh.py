@@ -105,6 +105,7 @@ def check_source(
             reason, facts = "RevisionChanged", latest_facts
         checked = _condition(model, true=True, reason=reason, message=message)
         return SourceCheck(facts, next_check, last_checked=rfc3339(now), conditions=[checked])
+
     # 3. Without a result yet, nothing changes; a failure is stated in the condition.
     outcome = progress.outcome
     if outcome.state == "Going":

@@ -195,11 +195,14 @@ def cache_path(model: Model) -> str:
     Raises:
         SourceError: spec.source is not a valid source; such a Model is never inspected.
     """
+    # In an image, or on the user's own claim (of a pvc:// source).
     if is_mounted_image(model):
         return model.status.file
     claim, folder = _read_claim_source(model.spec.source)
-    if claim:  # the user's own, of a pvc:// source
+    if claim:
         return f"{folder}/{model.status.file}".strip("/")
+
+    # On Pomona's volume.
     if model.status.cached is not None:
         return model.status.cached.path
     return weights_path(model.spec.source, model.status.revision, model.status.file, tuple(model.spec.files))

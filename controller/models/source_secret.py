@@ -67,10 +67,12 @@ def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlt
 
     `secret` is None if there is none of this name, and `required` is the result of `required_keys`.
     """
+    # The commands that the messages propose, with the first of the alternative sets of keys.
     field = f"spec.sourceSecretRef {name}"
-    # The messages propose the first of the alternative sets of keys.
     literals = " ".join(f"--from-literal={key}={_example(key)}" for key in required[0])
     create = f"kubectl -n {namespace} create secret generic NAME --type={TYPE} {literals}"
+
+    # 1. It does not exist, or lacks keys.
     if secret is None:
         message = f"{field}: there is no such Secret: {create.replace('NAME', name)}"
         return SecretVerdict(accepted=False, reason="SecretNotFound", message=message)
@@ -81,10 +83,14 @@ def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlt
         missing = " and no ".join(" with ".join(f"`{key}`" for key in alternative) for alternative in required)
         message = f"{field}: the Secret has no key {missing}: {patch}"
         return SecretVerdict(accepted=False, reason="SecretNotFound", message=message)
+
+    # 2. Its owner has given it to sources, by its type or by a label.
     if is_source_secret(secret):
         return SecretVerdict(accepted=True)
+
+    # 3. Its owner has not. A label helps only if it is Opaque or a Docker configuration.
     kind = secret.get("type", "Opaque")
-    if kind not in _LABELLED:  # neither Opaque nor a Docker configuration: a label would not help
+    if kind not in _LABELLED:
         message = f"{field}: a Secret of type {kind} is never sent to a source: name another one, made with: {create}"
         return SecretVerdict(accepted=False, reason="SecretRefused", message=message)
     message = (
@@ -100,6 +106,7 @@ async def read_verdict(client: Client, model: Model, *, has_work: bool = False) 
     It is needed for Jobs and hosts. Once it is accepted for this generation of a Model that is Ready, it is read again
     only if `has_work`: if a Job is due. Secrets are not watched. Raises as `Client`.
     """
+    # 1. None if the Model has no Secret, or needs none now.
     reference, metadata = model.spec.source_secret_ref, model.metadata
     if reference is None:
         return None
@@ -107,6 +114,8 @@ async def read_verdict(client: Client, model: Model, *, has_work: bool = False) 
     is_accepted = last is not None and last.status == "True" and last.observed_generation == metadata.generation
     if is_accepted and model.status.phase == "Ready" and not has_work:
         return None
+
+    # 2. Read and judge it.
     try:
         secret: Obj | None = await client.get(SECRETS, reference.name, metadata.namespace)
     except Forbidden as error:

@@ -12,13 +12,7 @@ import msgspec
 from artifacts.repositories.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIABLES
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, parse, scheme_of
 from controller.models.jobs import ANYWHERE, Placement, Reservation, SecretVariable, Work
-from controller.models.served import (
-    accelerator_of,
-    is_mounted_image,
-    own_claim,
-    select_nodes,
-    weights_path,
-)
+from controller.models.served import accelerator_of, is_mounted_image, own_claim, select_nodes, weights_path
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
 from controller.tenant_limits import allowed_tolerations
@@ -81,12 +75,14 @@ def prepare_inspection(
     What decides its result is its identity: a change of that is another work, so that another Job does it.
     `last_checked`, the time of the last check of a source that may move, is a part of it: each check is another work.
     """
+    # The arguments of `pomona inspect`.
     spec, claim = model.spec, own_claim(model)
     args = ["--sha256", spec.sha256] if spec.sha256 else []
     if is_mounted_image(model):
         args.append("--image-volume")
-    elif claim:
+    elif claim:  # the user's own, which is mounted
         args += ["--file-root", MODELS_PATH]
+
     # The other fields of a work may change without another Job.
     identity = [model.metadata.uid, spec.source, spec.sha256 or "", _secret_name(model), *spec.files]
     if last_checked:
@@ -113,6 +109,7 @@ def _prepare_work(
             because names of Jobs are made of them.
         args: arguments of the command, beside the source and its mirrors.
     """
+    # The Secret of a registry is mounted as a login; that of any other source gives environment variables.
     spec, is_image = model.spec, scheme_of(model.spec.source) == "oci"
     secret = _secret_name(model) or None
     mirrors = tuple(argument for mirror in spec.mirrors for argument in ("--mirror", mirror))
@@ -154,13 +151,15 @@ def prepare_fetch(
         holds_devices: of the two works for a copy (`node_copies.py`), this is the one whose Job asks for devices.
     """
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
-    # The arguments of `pomona fetch`.
+
+    # The arguments of `pomona fetch`. The size is stated of a single file only: which files of a repository are fetched
+    # may differ from one version to the next.
     revision = ("--revision", facts.revision) if facts.revision else ()
-    # Which files of a repository are fetched may differ from one version to the next.
     is_single_file = facts.size_bytes is not None and not parse(model.spec.source, model.spec.files).has_listing
     sized = ("--size-bytes", str(facts.size_bytes)) if is_single_file else ()
     verified = ("--sha256", facts.sha256) if facts.sha256 else ()
-    folder = f"{MODELS_PATH}/{path.partition('/')[0]}"
+    folder = f"{MODELS_PATH}/{path.partition('/')[0]}"  # the first part of the path
+
     # A claim of another uid is an empty volume, and a Job's placement cannot change: either makes another fetch.
     identity = [path, facts.sha256, claim.metadata.uid, _secret_name(model)]
     if reservation is None:
@@ -206,6 +205,8 @@ def place_inspection(
     if consumer is not None:
         placement = place_fetch(model, consumer, settings)
         return placement if own_claim(model) else Placement(tolerations=placement.tolerations)
+
+    # The vendors of accelerators whose taints it tolerates: that of the Model's, or all.
     vendor = settings.vendors.get(model.spec.hardware.accelerator)
     vendors = [vendor] if vendor is not None else []
     stated: list[Toleration] = []

@@ -65,6 +65,8 @@ def parse_review(body: bytes | bytearray) -> ReviewedWrite:
         ) from error
     if (review.api_version, review.kind) != (_API_VERSION, "AdmissionReview"):
         raise InvalidReviewError(f"the body is no AdmissionReview of {_API_VERSION}")
+
+    # It must be about an InferenceService.
     request = review.request
     if (request.resource.group, request.resource.resource) != (INFERENCE_SERVICES.group, INFERENCE_SERVICES.plural):
         raise InvalidReviewError(f"request.resource is not {INFERENCE_SERVICES.plural}.{INFERENCE_SERVICES.group}")

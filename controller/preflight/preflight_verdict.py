@@ -91,8 +91,9 @@ def find_fit_facts(
     model, companions = read_models(snapshot, service)
     table = read_pools(snapshot.store, settings.vendors)
     names = list_candidates(service, model, table, settings.vendors)
+
+    # 1. It has no choice: one accelerator is checked, which the service, its Model or its pools name.
     if not names:
-        # It has no choice: one accelerator is checked, which the service, its Model or its pools name.
         replica = check_replica(snapshot.store, service, model, companions, settings)
         classes = find_speeds(key, service, replica.accelerator, replica.checked.served)
         # The reason why it can have no replica there, if there is one.
@@ -102,6 +103,8 @@ def find_fit_facts(
         return FitFacts(
             classes, problems, expects_nodes, has_unknown_devices=has_unknown, least_tokens_per_second=least
         )
+
+    # 2. It may use several accelerators: each of these candidates is checked.
     checked = [
         check_candidate(snapshot.store, service, name, model, companions, settings=settings, find_speeds=find_speeds)
         for name in names
@@ -129,15 +132,18 @@ def judge_service(
     # 1. Allow a service without replicas, and one with replicas before and now that asks for the same.
     if not _wants_replicas(service):
         return ALLOWED
+    # Demands: the fields that decide whether it fits.
     has_same_demands = before is not None and _list_demands(before) == _list_demands(service)
     if before is not None and has_same_demands and _wants_replicas(before):
         return ALLOWED
+
     # 2. Judge the rest by the cluster: what is not certain is only a warning.
     verdict = _judge(find_fit(service))
     if verdict.state == "fits":
         return ALLOWED
     if verdict.state == "unknown":
         return PreflightAnswer(warning=verdict.message)
+
     # 3. Refuse it. But nodes that have gone meanwhile do not hold up a service that is resumed or scaled, and one that
     # did not fit before may be edited.
     if has_same_demands or (before is not None and _judge(find_fit(before)).state == "unfit"):
@@ -164,6 +170,7 @@ def judge_fit(facts: FitFacts) -> FitVerdict:
         return FitVerdict("fits")
     if fit is not None and fit["status"] == "Unknown":
         return FitVerdict("unknown", fit["message"])
+
     # 2. It fits on none of them. What is not known yet, or may pass, leaves the answer open.
     too_small = [problem for problem in facts.problems if problem.reason == DEVICE_TOO_SMALL]
     other_problems = [problem for problem in facts.problems if problem.reason != DEVICE_TOO_SMALL]
@@ -174,6 +181,7 @@ def judge_fit(facts: FitFacts) -> FitVerdict:
         return FitVerdict("unknown", UNKNOWN_DEVICES)
     if fit is None and not too_small:
         return FitVerdict("unknown", other_problems[0].message if other_problems else NO_CLASSES)
+
     # 3. It is unfit only if no class that may be missing, no node that may be added and no measurement can change that.
     messages = [fit["message"]] if fit is not None else []
     messages += dict.fromkeys(problem.message for problem in too_small)

@@ -77,17 +77,18 @@ class PreflightWebhook:
 
     async def run(self) -> None:
         """Serve for ever, as soon as there is a certificate and the port is free."""
-        address, problem = self._address, ""
+        address, problem = self._address, ""  # problem: the last one that was logged
         tls = Tls(str(self._folder / CERTIFICATE_FILE), str(self._folder / KEY_FILE))
         while True:
             try:
+                # Raises OSError without a certificate.
                 certificate = ReloadedCertificate(tls)
                 serving = serve_answers(
                     self._server, address.host, address.port, context=certificate.context, caps=CAPS
                 )
                 async with serving:
                     log.info("preflight_served", address=f"{address.host}:{address.port}")
-                    await asyncio.Event().wait()
+                    await asyncio.Event().wait()  # for ever
             except OSError as error:
                 if str(error) != problem:
                     problem = str(error)

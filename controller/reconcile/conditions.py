@@ -45,6 +45,7 @@ def transitions(
     The Event is Normal for a condition that became True or has a reason in `normal`, else a Warning: put reasons of
     normal progress into `silent` or `normal`.
     """
+    # Status and reason of each condition before; the messages are not compared.
     before = {condition.type: (condition.status, condition.reason) for condition in old}
     return tuple(
         Event(

@@ -43,10 +43,12 @@ class Executor:
         now: Callable[[], datetime],
         require_leadership: Callable[[], None],
     ) -> None:
+        # The API server, the watch cache, the recorder of Events, and the wall clock.
         self._client = client
         self._store = store
         self._recorder = recorder
         self._now = now
+        # What it remembers between reconciles, and the writer of all but the status.
         self._refusals = WriteRefusals(now)
         """The last refusals of writes, for the condition Reconciled."""
         self._dropped = DroppedFields(client, store, now)
@@ -70,7 +72,7 @@ class Executor:
             return report.again_seconds
 
         # 2. Read the inputs, decide, and make all writes but that of the status.
-        observed = self._find(resource, key)
+        observed = self._find(resource, key)  # the object itself; None: it is gone
         try:
             if reconciler.observe is not None:
                 inputs = await reconciler.observe(self._client, snapshot, key)
@@ -80,7 +82,7 @@ class Executor:
             if (perform := reconciler.perform) is not None:
                 for effect in plan.effects:
                     perform(key, effect)
-            revision = self._store.revision
+            revision = self._store.revision  # which each change of the store raises
             others_wrote = await self.writer.write((resource, key), plan, reconciler.written)
         except (ApiError, NotOurs) as error:
             if observed is not None and (refused := self._refusals.find_report(resource, observed, plan, error)):
@@ -128,8 +130,10 @@ class Executor:
         """
         observed = self._find(resource, key)
         desired = desired_labels(resource, labels, observed) if observed is not None else None
-        if desired is None:
+        if desired is None:  # the object is gone, or has these labels
             return None
+
+        # While the write is under way, `write` collects the versions of the object that the watch reports.
         with self.writer.writing(resource, key, (resource, key)) as write:
             try:
                 answer = await self.writer.client.apply(resource, desired, field_manager=LABEL_MANAGER)
@@ -139,7 +143,8 @@ class Executor:
                 log.warning("labels_refused", object=f"{resource.kind} {key}", error=str(error))
                 return None if isinstance(error, Forbidden) else LABEL_SECONDS
             self._store.put(resource, answer)
-            # During our write, the watch has reported a version of the object that is not the one of the answer.
+
+            # A version that is not that of the answer was written by others.
             others_wrote = not write.watched_versions <= {answer["metadata"]["resourceVersion"]}
             return 0.0 if others_wrote else None
 

@@ -91,9 +91,12 @@ class Feed:
         client, store, namespace = self._client, self._store, self.namespace
         if namespace is not None:
             await self._wait_until_readable(namespace)
+
+        # Each is set once the store has all objects of its kind.
         kopf_synced = asyncio.Event()
         watches_synced = {selection: asyncio.Event() for selection in self._reported}
         async with asyncio.TaskGroup() as tasks:
+            # Start: kopf follows what users write, `reflect` one kind each, and for the cluster the grants of hosts.
             kopf = follow(
                 client, store, WRITTEN_BY_USERS, credentials, kopf_synced, namespace=namespace, on_restart=on_restart
             )
@@ -103,6 +106,8 @@ class Feed:
             if namespace is None:
                 for resource in (ROLES, ROLE_BINDINGS):
                     tasks.create_task(reflect(client, store, Selection(resource, HOSTS_NAMESPACE, OURS)))
+
+            # Report once all of them are complete; the grants of hosts are not waited for.
             for synced in (kopf_synced, *watches_synced.values()):
                 await synced.wait()
             on_complete(namespace)

@@ -87,12 +87,14 @@ async def follow(
     relisted = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_keep_swept(client, store, watched, relisted, namespace))
-        failures = 1
+        failures = 1  # the number of the next one, if this run fails
         while True:
             started = time.monotonic()
             pause_seconds = backoff_seconds(
                 failures, first=FIRST_PAUSE_SECONDS, most=LONGEST_PAUSE_SECONDS, jitter=EXACT
             )
+
+            # List all objects, and follow them as long as kopf runs.
             try:
                 await load(client, store, watched, namespace)
                 synced.set()
@@ -102,6 +104,7 @@ async def follow(
                 log.warning("list_failed", error=str(error), again_seconds=pause_seconds)
             except Exception:  # no error of kopf may end the process: kopf is started again
                 log.exception("kopf_ended", again_seconds=pause_seconds)
+
             if time.monotonic() - started > STABLE_SECONDS:  # after a good run, the back-off starts anew
                 failures, pause_seconds = 1, FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause_seconds)
@@ -127,11 +130,14 @@ async def _keep_swept(
     A list does not name what was deleted before it, so each one may leave such objects in the store.
     """
     while True:
+        # Wait for a list of kopf, but no longer than `SWEEP_SECONDS`.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_SECONDS):
                 await relisted.wait()
         await asyncio.sleep(SETTLING_SECONDS)  # until the rest of the list has arrived
         relisted.clear()
+
+        # Mend what has no event: above all, remove what is gone. `sweep` returns the number of such objects.
         try:
             for selection in watched:
                 resource, label_selector = selection.resource, selection.label_selector
@@ -156,7 +162,7 @@ async def _run_kopf(
     # kopf steps through its loop several times for each event: with asyncio's own loop that is most of its cost.
     our_loop, kopf_loop = asyncio.get_running_loop(), uvloop.new_event_loop()
     kopf_loop.set_exception_handler(_log_in_one_line)
-    # outcome: the end of the thread, for our loop.
+    # stop: set in the loop of kopf to end it. outcome: the end of the thread, for our loop.
     stop, outcome = asyncio.Event(), Future[None]()
 
     def deliver(resource: Resource, event: kopf.RawEvent) -> None:
@@ -173,6 +179,7 @@ async def _run_kopf(
         else:
             outcome.set_result(None)
 
+    # Wait for the end of the thread. If this task is cancelled, stop kopf, and wait for the thread a while.
     threading.Thread(target=run, name="kopf", daemon=True).start()
     ended = asyncio.wrap_future(outcome)
     ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs an unretrieved error
@@ -218,6 +225,8 @@ async def _operate(
     """Run kopf until one of its tasks ends, or `stop` is set; then end all tasks, and raise the error of the first."""
     # kopf would log every event that it handles, and that it gets no signals in a thread, which is intended.
     logging.getLogger("kopf").setLevel(logging.ERROR)
+
+    # 1. Start kopf, with a handler for each kind.
     registry, logins = kopf.OperatorRegistry(), _Logins(credentials, stop)
     kopf.on.login(registry=registry)(logins.log_in)
     for selection in watched:
@@ -231,8 +240,12 @@ async def _operate(
         namespaces=[] if namespace is None else [namespace],
         standalone=True,
     )
+
+    # 2. Wait until one of its tasks ends, or `stop` is set.
     stopped = asyncio.create_task(stop.wait())
     ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+
+    # 3. End all of its tasks, however often one suppresses its cancellation.
     for session in logins.sessions:
         await session.close()  # before the watches end: it waits for the connections that are in use
     # All other tasks of this loop are those of kopf, and `stopped`.
@@ -240,6 +253,8 @@ async def _operate(
         for task in running:
             task.cancel()
         await asyncio.wait(running, timeout=CANCEL_SECONDS)
+
+    # 4. Raise the error of the first one, if it has one.
     for task in ended:
         task.result()
 
@@ -272,6 +287,7 @@ class _Logins:
 
         If there are no newer credentials, `stop` is set instead and this never returns: kopf is started again later.
         """
+        # 1. The first time, or if there are newer credentials than those that were refused.
         credentials = self._credentials
         may_log_in = not self.sessions  # the first time, with the credentials as they are
         with contextlib.suppress(CredentialsError):  # our own lists report it
@@ -281,6 +297,8 @@ class _Logins:
             # would be reported by several of its tasks, each with a traceback; the credentials have said it already.
             self._stop.set()
             await asyncio.Event().wait()  # until this task is cancelled, as `stop` ends all
+
+        # 2. A session that asks for the credentials with each request (`_authorize`).
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=0),
             middlewares=(self._authorize,),

@@ -24,11 +24,14 @@ def desired_labels(resource: Resource, labels: Mapping[str, str], observed: Obj)
     owned = owned_fields(observed, LABEL_MANAGER)  # None: we have never applied labels to it
     our_labels: Mapping[str, Any] = (owned or {}).get("f:metadata", {}).get("f:labels", {})
     present = observed["metadata"].get("labels") or {}
+
+    # Labels that the object does not have, or that are ours.
     writable = {
         name: value for name, value in sorted(labels.items()) if name not in present or f"f:{name}" in our_labels
     }
     if not writable and not owned:
         return None
+
     metadata = {key: observed["metadata"][key] for key in ("name", "namespace", "uid") if key in observed["metadata"]}
     if writable:
         metadata["labels"] = writable

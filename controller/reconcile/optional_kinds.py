@@ -69,6 +69,7 @@ class OptionalKind:
         log.info("optional_kind_found", resource=str(self.resource))
         try:
             async with asyncio.TaskGroup() as tasks:
+                # Watch each namespace, and wait until the store has the objects of all.
                 synced = {namespace: asyncio.Event() for namespace in namespaces}
                 watches = [
                     tasks.create_task(
@@ -78,6 +79,8 @@ class OptionalKind:
                 ]
                 for event in synced.values():
                     await event.wait()
+
+                # The kind can be read from now on, until that changes.
                 self.exists = True
                 self.settled.set()
                 await self._wait_until_changed(client, namespaces)
@@ -108,7 +111,7 @@ class OptionalKind:
         for namespace in self._namespaces:
             try:
                 await client.try_list(self.resource, namespace)
-            except NotFound:
+            except NotFound:  # the API server does not have the kind
                 return []
             except Forbidden as error:
                 if not self._is_refusal_logged:

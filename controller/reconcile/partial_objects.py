@@ -245,7 +245,7 @@ def _reduce_deployment(obj: Obj) -> Obj:
     kept_status = status if status.get("readyReplicas") else {}
     kept["status"] = {**kept_status, "conditions": conditions}
 
-    # Arguments of the containers: of all of them, only the drain option and its value.
+    # Containers: of all arguments, only the drain option and its value.
     pod_spec = kept["spec"]["template"]["spec"]
     for container in (*(pod_spec.get("initContainers") or ()), *(pod_spec.get("containers") or ())):
         arguments: list[str] = container.pop("args", None) or []

@@ -95,10 +95,13 @@ class PlanWriter:
                 self._store.put(write.resource, answer)
                 others_wrote |= not write.watched_versions <= {answer["metadata"]["resourceVersion"]}
 
+        # Create what does not exist.
         for resource, obj in plan.create:
             with self.writing(resource, object_key(obj), writer) as write:
                 answer, is_new = await self._create(resource, obj)
                 record_answer(write, answer, obj if is_new else None)
+
+        # Apply what differs from the store.
         for resource, obj in plan.apply:
             with self.writing(resource, object_key(obj), writer) as write:
                 try:
@@ -108,8 +111,10 @@ class PlanWriter:
                         raise
                     log.warning("monitor_refused", object=f"{resource.kind} {object_key(obj)}", error=str(error))
                     continue
-                if applied is not None:
+                if applied is not None:  # None: nothing differed
                     record_answer(write, applied, obj)
+
+        # Patch, and delete.
         for patch in plan.patch:
             resource, namespace, name, _uid = patch.ref
             with self.writing(resource, ObjectKey(namespace, name), writer) as write:
@@ -217,6 +222,8 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     ours, theirs = controller_of(wanted), controller_of(existing)  # the controlling owners
     if ours is None or (theirs is not None and theirs["uid"] == ours["uid"]):
         return
+
+    # 1. Another owner has it, or none.
     metadata = wanted["metadata"]
     object_name = f"{resource.kind} {'/'.join(filter(None, (metadata.get('namespace'), metadata['name'])))}"
     owner_name = f"{ours['kind']} {ours['name']}"
@@ -224,6 +231,8 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     if not is_of_former_owner:
         made_by = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "was not made by Pomona"
         raise NotOurs(f"{object_name} exists and {made_by}: delete it, or choose another name for {owner_name}")
+
+    # 2. A former owner of the same name has it: that of a MetalHost is taken over, others go to the garbage collector.
     if ours["kind"] == METAL_HOSTS.kind:
         return
     problem = f"{object_name} of a former {owner_name} still exists: waiting until"

@@ -39,11 +39,13 @@ class AdmissionPrecedence:
         During admissions one object is reconciled at a time: only if another one is, this one waits until they end, and
         no longer than `LONGEST_WAIT_SECONDS`.
         """
-        # Only if another object is being reconciled, and units are being admitted.
+        # Wait until admissions end, if another object is being reconciled meanwhile.
         if self._reconciles and not self._no_admissions.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_WAIT_SECONDS):
                     await self._no_admissions.wait()
+
+        # Count this one while it is reconciled, whether or not the wait was too long.
         self._reconciles += 1
         try:
             yield

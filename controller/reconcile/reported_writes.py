@@ -141,14 +141,18 @@ def report_refusal(plan: Plan, reason: str, message: str, generation: int) -> Pl
     report = Plan(events=(Event("Warning", reason, message[:MESSAGE_LENGTH], "Reconcile"),))
     if plan.status is None:
         return report
+
+    # 1. The conditions that get the refusal as their reason: Reconciled, and those that wait for these writes.
     status = plan.status
     conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
-    kinds = [RECONCILED]  # the conditions that get the refusal as their reason
+    kinds = [RECONCILED]
     # Without a phase, Ready does not report our writes: a host's Ready is its liveness, on which rollouts depend.
     waiting = [kind for kind in ("Ready", *plan.waiting) if conditions.get(kind, {}).get("status") == "False"]
     if "phase" in status and waiting:
         phase = "Pending" if reason == NotDeletedYet.__name__ else "Failed"
         status, kinds = status | {"phase": phase}, [*waiting, RECONCILED]
+
+    # 2. Replace these conditions, or add them.
     for kind in kinds:
         conditions[kind] = condition(kind, true=False, reason=reason, message=message, generation=generation)
     return msgspec.structs.replace(report, status=status | {"conditions": [*conditions.values()]})
@@ -212,16 +216,21 @@ class DroppedFields:
         `decided` is the object of `writer` as it was: without the condition yet, it gets an Event, too. The version of
         the API server is read for the message, once for each time that the fields are sent.
         """
+        # When the fields were last dropped, and by which version.
         if writer not in self._answers:
             try:
                 version = await self._client.get_version()
             except (ApiError, Unreachable) as error:
                 version = f"of unknown version ({error})"
             self._answers[writer] = self._now(), version
-        asked_at, version = self._answers[writer]  # when the fields were last dropped, and by which version
+        asked_at, version = self._answers[writer]
+
+        # The condition, and an Event if the object does not have the condition yet.
         message = _describe_dropped(dropped, version)
         report = report_refusal(plan, DROPPED, message, decided["metadata"]["generation"])
         events = plan.events if _lacks_fields(decided) else (*plan.events, *report.events)
+
+        # The seconds until the fields are sent again.
         again = DOUBT_SECONDS - (self._now() - asked_at).total_seconds()
         if plan.again_seconds is not None:
             again = min(again, plan.again_seconds)

@@ -70,10 +70,12 @@ def _is_owned(digest: str, spec: Mapping[str, Any], owned: FieldSet) -> bool:
 def needs_apply(resource: Resource, desired: Obj, observed: Obj) -> bool:
     """Return whether `desired` must be applied: `observed` differs from it, or lacks an annotation such as the stamp.
 
-    Kinds that get no stamp are compared field by field.
+    The stamp is a digest of the spec that was applied. Kinds that get none are compared field by field.
     """
     if _read_stamp(desired) is None:
         return not is_applied(resource, desired, observed, FIELD_MANAGER)
+
+    # By the stamps; the API server may have changed fields of the spec since.
     annotations = observed["metadata"].get("annotations") or {}
     has_annotations = desired["metadata"]["annotations"].items() <= annotations.items()
     return not has_annotations or not is_desired(desired, observed)
