@@ -149,7 +149,9 @@ class _ServingThread(threading.Thread):
                         log.info("port_served", option=self.name, address=f"{host}:{port}")
                     self.tried.set()  # `serve` waits for the first try, whatever comes of it
                     await self._ending.wait()
-            except (OSError, UnicodeError) as error:  # UnicodeError: a host name that cannot be encoded
+
+            # The address cannot be used. UnicodeError: a host name that cannot be encoded.
+            except (OSError, UnicodeError) as error:
                 if str(error) != problem:
                     problem = str(error)
                     log.warning(

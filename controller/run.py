@@ -276,7 +276,8 @@ class Controller:
             # would be said to lack it. Without measured speeds, each would be written as estimated first, and placed
             # by that.
             kinds = (self._node_kind, self._kueue.local_queues, self._measured.kind)
-            for settled in (*(feed.settled for feed in self._feeds), *(kind.settled for kind in kinds)):
+            settled_events = [feed.settled for feed in self._feeds] + [kind.settled for kind in kinds]
+            for settled in settled_events:
                 await settled.wait()
             if self._registry is not None:
                 await self._registry.foreign.synced.wait()
@@ -428,7 +429,7 @@ class Controller:
             versions = [obj for obj in (old, new) if obj is not None]
             # Our own write of this object, if one is under way; `write.writer` is the object for which it is made.
             write = self._executor.writer.under_way.get((resource, object_key(versions[-1])))
-            # Most keys are found by the object before the change and by that after it.
+            # The objects that it concerns, each once: most are found by the object before the change and that after it.
             for key in dict.fromkeys(key for obj in versions for key in trigger.keys(self.store, obj)):
                 if write is not None and (enqueued_kind, key) == write.writer:
                     write.watched_versions.add(new["metadata"]["resourceVersion"] if new is not None else "")

@@ -1,12 +1,11 @@
 """The benchmarks of the cluster, while this replica leads: the shell around `benchmark_plan.py`.
 
 A model is measured on a device class once. If a replica serves there and nobody asks it, it is measured itself, by a
-few requests; else a Job measures it on an idle device. All services are looked at after a change, at a pace that takes
-a twentieth of a processor at most.
+few requests; else a Job measures it on an idle device. After a change, all services are looked at.
 
 To the queue, the room of these Jobs is free: each ends within seconds when a unit is admitted to its node, or waits for
-its accelerator. Tenants can make Jobs with any label. So only those that this leader has started are believed and give
-up their room, and all others that look like one are ended, those of an earlier leader, too.
+its accelerator. Tenants can make Jobs with any label: so all Jobs that look like one are ended, those of an earlier
+leader, too, except those that this leader has started, whose room alone counts as free.
 """
 
 import asyncio
@@ -126,6 +125,7 @@ class BenchmarkRunner:
         self._list_cells, self._list_classes = list_cells, list_classes
         self._give_job_nodes = report_job_nodes
         self._wake = asyncio.Event()  # ends the pause before the next round
+
         # The needs of the queue, which `mark_jobs_in_the_way` replaces after each round of it.
         self._waiting_pools: frozenset[str] = frozenset()
         """Pools for which anything waits in the queue: names of AcceleratorPools, or of accelerators."""

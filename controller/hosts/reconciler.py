@@ -226,11 +226,11 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness, distrust=distrust, expiries=expiries)
 
-        # 2. What else in the cluster has its address, and the place at which the controller asks its agent. It does not
-        # if something else has got the address since it was granted: the controller would connect to that.
+        # 2. What else in the cluster has its address, and the place at which its agent is asked: none if something else
+        # has got the address since it was granted, as the controller would connect to that.
         address = host.get("status", {}).get("address", "")
         is_granted = address in read_granted_addresses(_find_grants_role(snapshot, key.name))
-        readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
+        readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)  # None: it cannot be decoded
         use = await addresses.find_use(client, key.name, address, granted=is_granted) if address else None
         may_connect = is_granted and not (use and use.owner)
         place = find_agent_place(readable_host) if may_connect and readable_host is not None else None

@@ -107,7 +107,8 @@ def observe_copies(
     store, namespace, copies = snapshot.store, model.metadata.namespace, model.status.copies
     claims = list_claims(snapshot, model)
 
-    # The pods of the Model's Jobs, and all pods that mount one of its claims: the claims are where these pods are.
+    # The pods of the Model's Jobs, and all pods that mount one of its claims. By them, pod_nodes has the node of each
+    # claim, and refused has the claims whose fetch finds no node.
     fetching = [
         pod
         for job in snapshot.children(JOBS, namespace, model.metadata.uid)
@@ -170,11 +171,10 @@ def _observe_consumer(
     # 1. What a replica asks of its node. Computed once for each version of the service and its Models (by `derive`): a
     # Model may have a thousand services, and each change of a pod of one of them makes a decision.
     models = (model, *(companion.model for companion in companions))
-    reservation = (
-        reserve_replica()
-        if stored is None
-        else store.derive(INFERENCE_SERVICES, stored, "reservation", reserve_replica, *models)
-    )
+    if stored is None:
+        reservation = reserve_replica()
+    else:
+        reservation = store.derive(INFERENCE_SERVICES, stored, "reservation", reserve_replica, *models)
     if reservation is None:
         return None
 

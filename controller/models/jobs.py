@@ -344,7 +344,7 @@ def _read_terminated(state: Obj, ended: _Ended | None) -> JobOutcome:
         if termination_message or state["exitCode"] == 0:
             message = f"the Job's result cannot be decoded ({error}): {termination_message[-500:]!r}"
             answer = JobResult(reason="ResultUnreadable", message=message)
-    else:
+    else:  # it was written and can be read
         if state["exitCode"] == 0:
             return JobOutcome(state="Succeeded", answer=answer, ended=when)
 

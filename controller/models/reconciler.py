@@ -218,12 +218,14 @@ def _decide_without_job(model: Model, source: Source) -> ModelDecision:
 
     `ready` and `cached` are the messages of the conditions: who inspects it, and why no volume has its weights.
     """
+    # For a file on hosts; the other cases are below.
     ready = "only a host that has the file can read it: the host's agent inspects it, and rejects it if it does not fit"
     cached = "pods cannot read a file:// source: set hardware.accelerator to metal, or use an hf:// or https:// source"
+
     if source.scheme == "ollama":
         ready = "the Ollama that serves it, in a pod or on a host, pulls and inspects it"
         cached = "it is on no volume: the Ollama of each pod pulls it into a folder of its own"
-    elif source.scheme != "file":
+    elif source.scheme != "file":  # only hosts serve it, and the controller has no image for Jobs
         ready = "the source is public and pinned, and spec.memoryBytes is stated: each host fetches and inspects it"
         cached = NOT_NEEDED[1]
     return ModelDecision(

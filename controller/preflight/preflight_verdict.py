@@ -86,6 +86,7 @@ def find_fit_facts(
     """
     hardware = service.spec.hardware
     least = service.spec.placement.min_tokens_per_second
+    # It states the memory of devices, or demands on those that it claims: an autoscaler may add such devices.
     expects_nodes = hardware.memory is not None or hardware.device_selector is not None
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     model, companions = read_models(snapshot, service)
