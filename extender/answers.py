@@ -68,6 +68,7 @@ class Answers:
         2. Find the score board of the pod's model. If the model is not known, or this code fails, there is none.
         3. Answer from the board. Without one, filter rejects no node, and prioritize gives all the neutral score.
         """
+        # 1. Decode.
         try:
             args = decode_args(body)
         except UndecodableArgsError as error:
@@ -75,14 +76,19 @@ class Answers:
             if verb == "filter":
                 return WholeAnswer(_OK, encode_filter_error(f"pomona extender: {error}"), JSON), "refused"
             return WholeAnswer(_BAD_REQUEST, f"{error}\n".encode()), "refused"
+
+        # 2. Find the board.
         outcome: Outcome
         try:
+            # args.pod is None if the pod could not be read.
             # board: the score of each node for the pod's model; None: the model is not known
             board = self._find_board(args.pod) if args.pod is not None else None
             outcome = "neutral" if board is None else "scored"
         except Exception:  # a defect must not keep pods from their nodes
             log.exception("answer_failed", verb=verb)
             board, outcome = None, "failed"
+
+        # 3. Answer.
         render = self._render_filter if verb == "filter" else self._render_priorities
         return WholeAnswer(_OK, render(args, board), JSON), outcome
 

@@ -27,6 +27,8 @@ class ExtenderMetrics:
         """Register all metrics on a registry of their own; the gauges read `table` whenever they are rendered."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
+
+        # Counted with each request.
         self._requests = Counter(
             "pomona_extender_requests",
             "Requests by verb and outcome: scored, neutral (the model is not known), refused, failed (a defect).",
@@ -41,6 +43,8 @@ class ExtenderMetrics:
             buckets=SECONDS,
         )
         self._rejected = Counter("pomona_extender_rejected_nodes", "Nodes that a filter rejected.", registry=registry)
+
+        # Gauges; the value of the last one is always 1, and its label is the version.
         Gauge("pomona_extender_nodes", "Known nodes.", registry=registry).set_function(lambda: table.node_count)
         Gauge("pomona_extender_boards", "Kept score boards.", registry=registry).set_function(lambda: table.board_count)
         Gauge("pomona_build_info", "1.", ("version",), registry=registry).labels(version("pomona")).set(1)

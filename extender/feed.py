@@ -40,7 +40,7 @@ def open_view(vendors: Vendors, annotation_prefix: str, **clocks: Any) -> Cluste
 
     A Node has many KB, and a cluster thousands of them. `clocks` are those of the view, for tests.
     """
-    # Scores depend on the labels in the table of vendors, such as that of the product, and on these two annotations.
+    # Scores depend on the labels in the table of vendors, such as that of the product, and on two annotations.
     labels = frozenset(label for vendor in vendors.values() for label in _list_labels(vendor))
     annotations = frozenset({f"{annotation_prefix}/gpu.util", f"{annotation_prefix}/cost"})
 
@@ -119,6 +119,7 @@ class ExtenderFeed:
         None: the service or its Model does not exist or cannot be decoded, or no engine is chosen for the service yet.
         The result is kept until one of the two objects changes.
         """
+        # service, model: the two objects as the API server sends them, not decoded
         store = self.view.store
         service = store.get(INFERENCE_SERVICES, name, namespace)
         reference = service["spec"].get("modelRef") if service is not None else None
@@ -157,6 +158,8 @@ class ExtenderFeed:
             self._logged_annotations.pop(name, None)
             self._table.remove_node(name)
             return
+
+        # 1. Put its facts into the table.
         metadata = node["metadata"]
         # report: the NodeFitness of the node's agent; a stale one counts as none
         report = None if self.view.freshness.is_stale(name) else self.view.find_report(name)
@@ -164,7 +167,8 @@ class ExtenderFeed:
             metadata["labels"], metadata["annotations"], report, self.view.vendors, self._annotation_prefix
         )
         self._table.set_node(name, reading.facts)
-        # reading.ignored: name and value of each annotation that states no valid number
+
+        # 2. Log the annotations that state no valid number, once: reading.ignored has their names and values.
         if reading.ignored != self._logged_annotations.get(name, ()):
             self._logged_annotations[name] = reading.ignored
             for annotation, value in reading.ignored:

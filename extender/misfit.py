@@ -18,12 +18,15 @@ def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendor
     It cannot if its devices are of another vendor, or if too few of them are large enough. What is unknown counts as
     fitting: a pod of no service, a vendor or a size of memory that is not known.
     """
+    # 1. Its devices are of another vendor.
     # hardware.vendors: all vendors whose devices the node has; hardware.vendor: the one that its sizes are about
     vendor = vendors.get(subject.accelerator)
     if not subject.is_served or vendor is None or not vendor.has_devices or not hardware.vendors:
         return None
     if subject.accelerator not in hardware.vendors:
         return f"its devices are of {', '.join(sorted(hardware.vendors))}, and the service needs {subject.accelerator}"
+
+    # 2. Too few of its devices are large enough.
     sizes_are_of_its_devices = hardware.vendor == subject.accelerator
     if subject.need_bytes is None or not sizes_are_of_its_devices:
         return None

@@ -57,19 +57,24 @@ def read_node(
         annotation_prefix: prefix of the annotations with utilization and cost.
     """
     hardware = describe_node(labels, fitness, vendors).round_down()
+
+    # 1. The annotations; `read_number` returns None for a text that is no number from 0, such as "".
     util_name, cost_name = f"{annotation_prefix}/gpu.util", f"{annotation_prefix}/cost"
-    util, cost = read_number(annotations.get(util_name, "")), read_number(annotations.get(cost_name, ""))
-    util = util if util is not None and util <= 1 else None
+    util = read_number(annotations.get(util_name, ""))
+    util = util if util is not None and util <= 1 else None  # more than 1 is no utilization
+    cost = read_number(annotations.get(cost_name, ""))
     # unread also has the annotations that are missing; only those that are there are ignored with a warning.
     unread = [name for name, number in ((util_name, util), (cost_name, cost)) if number is None]
     ignored = tuple((name, annotations[name][:64]) for name in unread if name in annotations)
 
-    # What the agent reports counts in place of a missing annotation.
+    # 2. The utilization that the agent reports, if no annotation states a valid one: the mean of the devices.
     if util is None and fitness is not None:
         percents = [device.utilization_percent for device in fitness.devices if device.utilization_percent is not None]
         util = sum(percents) / len(percents) / _PERCENT if percents else None
     # _UTILIZATION_STEPS: the utilization is rounded to a twentieth
     rounded_util = None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS
+
+    # 3. The free memory of each device, where pods share devices.
     free_gib: tuple[int | None, ...] = ()
     if hardware.is_shared and fitness is not None:
         free_gib = tuple(None if device.free_bytes is None else device.free_bytes // GIB for device in fitness.devices)

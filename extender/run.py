@@ -51,6 +51,7 @@ async def run(client: Client, options: ExtenderOptions) -> None:
         OSError: a port cannot be opened.
     """
     raise_descriptor_limit()
+
     # The view follows the cluster, the feed puts its nodes into the table of speeds, and answers are read from there.
     view = open_view(options.vendors, options.annotation_prefix)
     table = SpeedTable(options.vendors, options.weights, estimate_served_speed, view.measured)
@@ -58,6 +59,8 @@ async def run(client: Client, options: ExtenderOptions) -> None:
     metrics = ExtenderMetrics(table)
     answers = Answers(feed.find_board, options.weights, metrics)
     probe_routes = list_probe_routes(metrics, lambda: view.is_complete)
+
+    # Listen at once, and read the cluster meanwhile.
     async with contextlib.AsyncExitStack() as listeners:
         listening = listen_to_scheduler(answers, probe_routes, options.address, options.port)
         _, port = await listeners.enter_async_context(listening)

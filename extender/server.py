@@ -41,7 +41,7 @@ def list_probe_routes(metrics: ExtenderMetrics, is_ready: Callable[[], bool]) ->
         metrics: the metrics of this process.
         is_ready: returns True once all lists are in.
     """
-    rendering = PacedRendering(metrics.render)
+    rendering = PacedRendering(metrics.render)  # at most once a second if it is asked often
 
     def answer_readyz(_: AskedQuestion) -> WholeAnswer:
         """Answer 200 once all lists are in, 503 before that."""
@@ -79,8 +79,8 @@ def listen_to_scheduler(
         port: the port; 0: a free one.
     """
     # On loopback only programs of the same pod or machine call: larger bodies and more connections are allowed.
-    # `_TIMES` keeps idle connections longer than a scheduler does.
     is_local = is_loopback(address)
     server = AnswerServer(probe_routes | list_verb_routes(answers, LOCAL_BODIES if is_local else FOREIGN_BODIES))
     caps = connection_caps(descriptor_limit()) if is_local else CAPS
+    # `_TIMES` keeps idle connections longer than a scheduler does.
     return serve_answers(server, address, port, caps=caps, times=_TIMES)

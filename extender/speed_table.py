@@ -113,24 +113,31 @@ class SpeedTable:
         measured: PerformanceTable,
     ) -> None:
         """Begin without nodes. A revision is the number of changes of nodes so far."""
+        # 1. What scores are computed by.
         self._vendors = vendors
         self._weights = weights
         self._neutral = neutral_score(weights)
         """The score of a node of which nothing is known."""
         self._estimate_speed = estimate_speed
         self.measured = measured
-        self._facts: dict[str, ScoringFacts] = {}
+
+        # 2. The nodes, which `set_node` and `remove_node` change.
+        self._facts: dict[str, ScoringFacts] = {}  # by name
+        self._costs: Counter[float] = Counter()
+        """Number of nodes by cost."""
         self._groups: dict[DeviceHardware, dict[ScoringFacts, dict[str, None]]] = {}
         """Names of the nodes with equal facts, by their hardware, then by their facts; the inner dict is a set. Nodes
         of a group have the same score, which is computed once for all."""
+
+        # 3. The answers that `find_board` has computed.
         self._pieces: dict[str, list[bytes | None]] = {}
         """The encoded score of each node for each score from 0 to 10, made when it is first needed."""
         self._boards: dict[ScoringSubject, ScoreBoard] = {}
-        """The least recently used one first."""
+        """The score boards by subject, the least recently used one first."""
         self._speeds: dict[ScoringSubject, SubjectSpeeds] = {}
         """The speeds of the subjects that have a board."""
-        self._costs: Counter[float] = Counter()
-        """Number of nodes by cost."""
+
+        # 4. The changes of nodes, by which a board is brought up to date.
         self._revision = 0
         self._revision_of_change: dict[str, int] = {}
         """Revision of the last change of each node, the latest one last."""
@@ -186,6 +193,7 @@ class SpeedTable:
         """
         # Taken out, and put back at the end: the boards are in the order of their last use.
         board = self._boards.pop(subject, None)
+
         # revision: the number of changes of nodes so far. A board of the same revision is up to date.
         if board is None or board.revision != self._revision:
             measured = self.measured.list_classes(subject.model_hash, subject.namespace)
@@ -194,6 +202,7 @@ class SpeedTable:
                 self._speeds.pop(subject, None)
                 return ScoreBoard(self._neutral)
             board = self._renew_board(board, subject, self._update_speeds(subject, served, measured))
+
         self._boards[subject] = board
         self._drop_oldest_boards()
         return board
@@ -206,11 +215,12 @@ class SpeedTable:
         Speeds that are kept are used again, as long as the inputs of their estimate are the same
         (`ServedModel.speed_inputs`).
         """
-        # _groups has each hardware of the nodes as a key. Hardware that no node has any more is left out of the new
-        # result.
+        # kept: the speeds that can be used again
         last = self._speeds.get(subject)
         inputs = served.speed_inputs if served is not None else ()
         kept = last.speeds if last is not None and last.inputs == inputs else {}
+
+        # The keys of _groups are the hardware that nodes have now. Other hardware is left out of the new result.
         speeds = {
             hardware: kept[hardware] if hardware in kept else self._find_speed(hardware, subject, served, measured)
             for hardware in self._groups
@@ -230,12 +240,14 @@ class SpeedTable:
         None: it was not measured there, and cannot be estimated, because no service serves it, its devices are of
         another vendor, or facts are missing.
         """
+        # device_class: a name of the devices of a replica, such as nvidia-l4x2, by which measurements are recorded
         device_class = hardware.name_class(subject.device_count, subject.partition)
-        # measured: the measurements of the subject, by device class
         if record := measured.get(device_class):
             return record.tokens_per_second
+
         if served is None or (subject.device_count and hardware.vendor != subject.accelerator):
             return None
+
         devices = hardware.describe_replica(subject.device_count, subject.partition)
         return self._estimate_speed(served, devices, self.measured.corrections.select(subject.namespace))
 
@@ -249,19 +261,23 @@ class SpeedTable:
         3. Score all nodes if there is no board, if the scale has changed, or if changes since its last update are
            forgotten; else only the nodes that have changed since then.
         """
-        verdicts = {
+        # _groups: names of the nodes, by hardware, then by facts
+        verdicts = {  # step 1
             hardware: HardwareVerdict(find_static_misfit(hardware, subject, self._vendors), speeds[hardware] or 0.0)
             for hardware in self._groups
         }
+
         fastest = max((verdict.speed for verdict in verdicts.values() if verdict.misfit is None), default=0.0)
-        scale = ScoreScale(fastest, max(self._costs, default=0.0))
-        # Changes up to `_forgotten_revision` are no longer known one by one, so that an older board cannot be updated.
+        scale = ScoreScale(fastest, dearest=max(self._costs, default=0.0))  # step 2
+
+        # Step 3. Changes up to `_forgotten_revision` are no longer known one by one, so an older board is made anew.
         if board is None or board.scale != scale or board.revision < self._forgotten_revision:
             board = ScoreBoard(self._neutral, scale)
             for hardware, groups in self._groups.items():
                 for facts, names in groups.items():
                     self._score_nodes(board, names, facts, subject, verdicts[hardware])
         else:
+            # Take out what the board has about a node that has changed, and score it again unless it is gone.
             for name in self._list_changed(board.revision):
                 for entries in (board.pieces, board.failed, board.unresolvable):
                     entries.pop(name, None)
@@ -283,17 +299,21 @@ class SpeedTable:
 
         A node whose hardware never fits has the score 0; one that is only full now keeps its score.
         """
-        # verdict.misfit: why this hardware can never run the subject; `pieces` has the encoded score of each node
+        # 1. The reason. verdict.misfit: why this hardware can never run the subject
         if verdict.misfit is not None:
             board.unresolvable.update(dict.fromkeys(names, verdict.misfit))
         elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
             board.failed.update(dict.fromkeys(names, busy))
+
+        # 2. The score, which is the same for all these nodes.
         score = 0
         if verdict.misfit is None:
             # A scale of 0 means that all values are 0, so that their shares are, too.
             speed_share = verdict.speed / (board.scale.fastest or 1.0)
             cost_share = (facts.cost or 0.0) / (board.scale.dearest or 1.0)
             score = compute_score(speed_share, facts.utilization or 0.0, cost_share, self._weights)
+
+        # `pieces` has the score of each node as JSON.
         for name in names:
             board.pieces[name] = self._find_piece(name, score)
 

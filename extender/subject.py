@@ -101,17 +101,21 @@ def describe_subject(
     subject = ScoringSubject(model_hash, pod.namespace, demand.accelerator, demand.number, demand.partition)
     if served is None:
         return subject
+
+    # 1. The accelerator.
     service, spec = served.service, served.service.spec
     # With several accelerators, the status is about the first of them.
     has_one_accelerator = "," not in service.status.accelerator
     status_accelerator = service.status.accelerator if has_one_accelerator else ""
     spec_accelerator = spec.hardware.accelerator or served.model.spec.hardware.accelerator or ""
     accelerator = demand.accelerator or pod.labels.get(LABEL_ACCELERATOR, "") or status_accelerator or spec_accelerator
+
+    # 2. The number of devices, and the memory that each must have.
     # The memory in the status is that of whole devices of its accelerator.
     status_applies = has_one_accelerator and status_accelerator in {"", accelerator} and not demand.partition
     spec_count = 0 if accelerator == "cpu" else (spec.hardware.count or spec.resources.gpu or 1)
-    # need_bytes below is None if the status is about other devices, or if the replica has none.
     device_count = demand.number or spec_count
+    # need_bytes is None if the status is about other devices, or if the replica has none.
     return subject._replace(
         accelerator=accelerator,
         device_count=device_count,

@@ -100,10 +100,14 @@ def decode_args(body: bytes | bytearray) -> ExtenderArgs:
     try:
         # _NOTHING is null, for a field that is missing; _UNDECODABLE: errors of decoding.
         fields = {key.lower(): value for key, value in _decode_object(body).items()}
+
+        # 1. The candidates by name.
         names_json = fields.get("nodenames", _NOTHING)
         names = _decode_names(names_json)
         if names is not None:
             return ExtenderArgs(_read_pod(fields), names, bytes(names_json))
+
+        # 2. The candidates as whole Nodes.
         listed = _decode_nodes(fields.get("nodes", _NOTHING))
         nodes = listed.items if listed is not None else None
         if nodes is None:
@@ -127,6 +131,8 @@ def _read_pod(fields: Mapping[str, msgspec.Raw]) -> PodFacts | None:
         return None
     if pod is None:
         return None
+
+    # devices: the number of each extended resource, such as nvidia.com/gpu
     spec = pod.spec or _PodSpec()
     devices: dict[str, int] = {}
     for container in spec.containers or ():
@@ -163,8 +169,10 @@ def encode_filter_result(
         failed: reason by name of nodes that may fit later.
         unresolvable: reason by name of nodes that never fit, where no preemption is tried.
     """
+    # Without rejected nodes, the candidates go back as they came.
     if not failed and not unresolvable:
         return _render_result(args, args.names_json, args.nodes, b"{}", b"{}")
+
     # Indices, not names: whole Nodes are in the same order as their names.
     rejected = failed.keys() | unresolvable.keys()
     passed = [index for index, name in enumerate(args.names) if name not in rejected]

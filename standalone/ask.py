@@ -123,20 +123,24 @@ async def continue_chat(
         "stream_options": {"include_usage": True},
         "messages": [msgspec.to_builtins(message) for message in messages],
     }
-    started, first_at, pieces, piece_count = time.monotonic(), 0.0, list[str](), 0  # first_at is 0.0 until it is known
-    usage: _Usage | None = None
+    # first_at: the time of the first piece, 0.0 until then; pieces: those of the answer; piece_count: thoughts, too
+    started, first_at, pieces, piece_count = time.monotonic(), 0.0, list[str](), 0
+    usage: _Usage | None = None  # the engine's own count of tokens, if it states one
+
     try:
         # A redirect could make this machine ask any address, and take the conversation there.
         async with session.post(f"{url}/v1/chat/completions", json=body, allow_redirects=False) as response:
             if response.status != HTTPStatus.OK:
                 raise AskError(f"{model} answered {response.status}: {await _quote_error(response.content)}")
             async for chunk in _read_chunks(response.content):
-                usage = chunk.usage or usage  # the engine's own count of tokens, if it states one
+                usage = chunk.usage or usage
                 for choice in chunk.choices:
+                    # A piece is of the thoughts or of the answer.
                     thought, text = choice.delta.reasoning_content or choice.delta.reasoning, choice.delta.content
                     piece_count += len([piece for piece in (thought, text) if piece])
                     if piece_count and not first_at:
                         first_at = time.monotonic()
+
                     if thought and show_thoughts:
                         show_thoughts(thought)
                     if text:
@@ -145,14 +149,8 @@ async def continue_chat(
     except (aiohttp.ClientError, LineTooLong, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
         if piece_count:
             show("\n")  # what is reported begins a line of its own
-        match error:
-            case aiohttp.ClientPayloadError():
-                problem = _BROKEN_OFF
-            case LineTooLong():
-                problem = "a line of the answer is too long"  # which the error quotes
-            case _:
-                problem = str(error) or type(error).__name__
-        raise AskError(f"{model} at {url}: {problem}") from error
+        raise AskError(f"{model} at {url}: {_describe_failure(error)}") from error
+
     ended = time.monotonic()
     return ChatAnswer(
         text="".join(pieces),
@@ -160,6 +158,17 @@ async def continue_chat(
         first_seconds=(first_at or ended) - started,
         seconds=ended - started,
     )
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return why there is no complete answer, by what was raised while it was read."""
+    match error:
+        case aiohttp.ClientPayloadError():
+            return _BROKEN_OFF
+        case LineTooLong():
+            return "a line of the answer is too long"  # which the error quotes
+        case _:
+            return str(error) or type(error).__name__
 
 
 async def _quote_error(body: aiohttp.StreamReader) -> str:
@@ -182,9 +191,12 @@ async def _read_chunks(lines: aiohttp.StreamReader) -> AsyncIterator[_Chunk]:
         data = line.removeprefix(b"data: ").strip()
         if data == b"[DONE]":
             return
+
         chunk = msgspec.json.decode(data, type=_Chunk)
         if chunk.error is not None:
             message = chunk.error if isinstance(chunk.error, str) else chunk.error.message
             raise aiohttp.ClientError(f"the answer failed: {message[:_QUOTED_CHARACTERS]}")
         yield chunk
+
+    # The stream ended without [DONE].
     raise aiohttp.ClientPayloadError(_BROKEN_OFF)

@@ -62,18 +62,23 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
     There are none if it is suspended, has no replicas or fails a check: its Model may be missing or not inspected yet,
     or the memory of a replica may be unknown. What an inspection found is read from the status of each Model.
     """
+    # 1. Without replicas there is nothing to check.
     # host_service: the service without the fields that only pods use.
     metadata, host_service = service.metadata, _build_host_service(service)
     replicas = wanted_replicas(service)
     if not replicas:
         field = "spec.suspend is true" if service.spec.suspend else "spec.replicas is 0"
         return Decision(problem=ServiceProblem("Suspended", f"{field}: edit the file to serve it", phase="Suspended"))
+
+    # 2. Check it as the controller does. Companions: further Models, such as a draft model or adapters.
     model = models.get(ObjectKey(metadata.namespace, service.spec.model_ref))
     companions = read_companions(models.get, service)
-    checked = preconditions.check_service(host_service, model, companions)  # as the controller does
+    checked = preconditions.check_service(host_service, model, companions)
     memory_bytes = checked.memory.total_bytes
     if checked.served is None or memory_bytes is None:
         return Decision(problem=checked.problem)
+
+    # 3. One process for each replica.
     spec = build_process_spec(host_service, checked.served, memory_bytes)
     # The prefix has a hash of the deciding fields of the spec: if they change, other processes serve.
     prefix = process_prefix(metadata.name, spec)
@@ -187,6 +192,8 @@ def _set_status(
         last_transition_time="",
         observed_generation=generation,
     )
+
+    # The fields of ModelFacts are also fields of a status.
     facts_by_name = structs.asdict(facts)
     status = ModelStatus(observed_generation=generation, phase=phase, conditions=[ready], **facts_by_name)
     return structs.replace(model, status=status)

@@ -67,6 +67,7 @@ class StandaloneExposure(ProxyExposure):
 
         Returns True if the state of the router, or the services that it can forward to, have changed.
         """
+        # 1. Build the configuration. grouped: the processes of each service
         grouped = self.services()
         # _token: the secret by which the listeners of the services know the router.
         ports = dict.fromkeys(grouped, ServicePort(port=0, token=self._token))  # 0: the kernel chooses
@@ -74,6 +75,8 @@ class StandaloneExposure(ProxyExposure):
             proxy_config(LOOPBACK, grouped, ports, self._draining),
             router=RouterListener(address=LOOPBACK, port=self._port),
         )
+
+        # 2. Send it, and keep what the proxy answers.
         before = self.router, self.forwarded_services
         state = await self._proxy.client.configure(config)
         reachable = reachable_uids(state, LOOPBACK)

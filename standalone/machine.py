@@ -114,6 +114,8 @@ class Machine:
         """The reason why nothing can be served, for which `run` has ended by itself; "" if the user ended it."""
         self._reconfigure = asyncio.Event()
         """Set when the proxy may need another configuration."""
+
+        # The parts that do the work; `run` starts them.
         self._proxy = Proxy(options.folder, self._note_change)
         self.exposure = StandaloneExposure(self._proxy, self.runners, options.port, signals.abort)
         self._host = Host(
@@ -169,8 +171,11 @@ class Machine:
             router, replicas = self.exposure.router, self.list_replicas(key)
             if self.exposure.problem:
                 raise AskError(self.exposure.problem)
+
             if router and key in self.exposure.forwarded_services:
                 return f"http://{router.address}:{router.port}", key.name  # requests name the service as their model
+
+            # It is not reachable yet: does it still make sense to wait?
             problem = self.decisions[key].problem
             if problem and problem.phase in {"Failed", "Suspended"}:
                 raise AskError(f"{key.name}: {problem.message}")
@@ -196,6 +201,7 @@ class Machine:
         except ExceptionGroup as ended:
             if refused := ended.subgroup(StartError):
                 raise refused.exceptions[0] from None
+
             # `_serve` ends the loops of the group by raising _ServingEnded: any other error is a failure.
             _, other_errors = ended.split(_ServingEnded)
             if other_errors is not None:
@@ -222,11 +228,14 @@ class Machine:
             raise self._unreadable_error(error) from error
         if not self._proxy.pids():
             self.exposure.refuse_used_port()
+
+        # serving: the loops that a drain needs
         supervisor = self._host.supervisor
         serving = [*self._host.start_loops(group), group.create_task(self._configure_proxy())]
         self._update_assignments(supervisor)  # step 2
         serving.append(group.create_task(self._end_if_nothing_serves()))
         inspecting = [group.create_task(self._inspect_until_known(supervisor, key)) for key in self.models]
+
         await _wait_for_any(self.signals.stop, self.signals.hand_over)  # step 3
         if not self.signals.hand_over.is_set():
             await _cancel_all(inspecting)
@@ -315,6 +324,7 @@ class Machine:
             else:
                 self._update_assignments(supervisor)
                 return
+
             failures += 1
             pause_seconds = backoff_seconds(failures, first=_FIRST_RETRY_SECONDS, most=_LAST_RETRY_SECONDS)
             await asyncio.sleep(max(pause_seconds, retry_after_seconds))
@@ -343,6 +353,7 @@ class Machine:
             if self.exposure.problem:
                 self.failure = self.exposure.problem
                 continue
+
             failures = dict[str, str]()  # by service; "" for one that may still serve
             for key, decision in self.decisions.items():
                 if decision.problem is not None and decision.problem.phase == "Suspended":
@@ -350,6 +361,7 @@ class Machine:
                 states = [runner.state for runner in self.list_replicas(key)]
                 ever_served.update(key for state in states if state.phase == "Ready")
                 failures[key.name] = "" if key in ever_served else desired.describe_failure(decision, states)
+
             if failures and all(failures.values()):
                 self.failure = "; ".join(f"{name}: {failure}" for name, failure in failures.items())
         self.signals.stop.set()
@@ -365,6 +377,8 @@ class Machine:
             self._reconfigure.clear()
             if not self._proxy.answers:
                 continue
+
+            # `configure` returns True if the endpoint, or a service that it forwards to, is another than before.
             try:
                 if await self.exposure.configure():
                     self.changes.note()

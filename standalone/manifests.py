@@ -88,11 +88,12 @@ class Document:
 
 
 def load_manifests(paths: Iterable[Path]) -> Manifests:
-    """Read files, and folders of files.
+    """Return the Models and InferenceServices of files, and of folders of files.
 
     Raises:
         ManifestError: a document is invalid, or there is nothing to serve.
     """
+    # 1. Read them, and check them against each other.
     ours, others = load_documents(paths)  # others: objects that only a cluster can use
     ignored = "ignored: `pomona up` serves Models and InferenceServices only"
     manifests = Manifests(skipped=[other.describe(ignored) for other in others])
@@ -102,6 +103,8 @@ def load_manifests(paths: Iterable[Path]) -> Manifests:
         problems.append(f"{given}: no InferenceService found: add one, or serve a Model alone with --model SOURCE")
     if problems:
         raise ManifestError(problems)
+
+    # 2. Fill in the defaults, as the API server does.
     for document in ours:
         if document.manifest["kind"] == "Model":
             manifests.models[document.key] = accept_manifest(document.manifest, Model)
@@ -162,6 +165,7 @@ def _read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
     """Return all documents, and a problem for each file that cannot be read."""
     documents: list[Document] = []
     problems: list[str] = []
+    # One broken file keeps no other from being read: the user sees all problems at once.
     for path in _list_files(paths):
         try:
             documents += _parse_documents(path)
@@ -200,12 +204,15 @@ def _parse_documents(path: Path) -> list[Document]:
         ManifestError: it is too large for a manifest.
         yaml.YAMLError: it is not valid YAML.
     """
+    # 1. Read the file, but no more than a manifest may have.
     documents, count = list[Document](), 0
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         limit = f"{_MOST_BYTES >> 20} MiB, the most for a manifest"
         raise ManifestError([f"{path}: larger than {limit}: to serve weights, use --model {path}"])
+
+    # 2. Read one document after the other; count: those that are not empty so far
     loader = StrictLoader(content.decode())
     try:
         while loader.check_node():
@@ -223,6 +230,7 @@ def _parse_documents(path: Path) -> list[Document]:
         raise
     finally:
         loader.dispose()
+
     return documents if count > 1 else [replace(document, number=0) for document in documents]  # 0: it is the only one
 
 
@@ -262,15 +270,19 @@ def _check_size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tu
         if size is None:
             raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
         return size
+
+    # Count the children first: keys and values of a mapping, or items of a sequence.
     sizes[id(node)] = None
     children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         children = [child for pair in node.value for child in pair]
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
+    # child_sizes: nodes and levels of each child
     child_sizes = [_check_size(child, sizes) for child in children]
     nodes = 1 + sum(child_nodes for child_nodes, _ in child_sizes)
     levels = 1 + max((child_levels for _, child_levels in child_sizes), default=0)
+
     if nodes > _MOST_NODES or levels > _MOST_LEVELS:
         problem = f"more than {_MOST_NODES} values, or {_MOST_LEVELS} levels, with what its aliases repeat"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
@@ -291,12 +303,14 @@ def _find_problems(document: Document) -> Iterator[str]:
     elif kind not in validation.kinds():
         yield document.describe(f"kind {kind!r} does not exist: use Model or InferenceService", ("kind",))
     else:
+        # 1. What the schema of the CRD refuses.
         violations = validation.problems(document.manifest)
         for problem in violations:
             yield document.describe(str(problem), problem.path)
+
+        # 2. What the schema does not describe: the form of a source, and the types of metadata.
         yield from _find_source_errors(document)
         if not violations:
-            # The schemas of the CRDs do not describe the types of metadata.
             try:
                 accept_manifest(document.manifest, _KINDS[document.manifest["kind"]])
             except msgspec.ValidationError as error:

@@ -59,6 +59,7 @@ async def _state_memory(model: Model, service: InferenceService, options: Standa
         ArtifactError: the file cannot be read.
         ManifestError: its memory cannot be estimated.
     """
+    # The Model with the facts of its header, by which the memory of a replica is computed.
     access = SourceAccess(endpoint=options.endpoint, file_root=FILE_ROOT)
     inspection = await inspect(parse(model.spec.source), access)
     inspected = desired.with_inspection(model, inspection)

@@ -63,20 +63,23 @@ def build_row(
         tokens_per_second: rate since the last reading; None if it is not known.
         answers: True if the endpoint forwards to the service.
     """
+    # 1. Without a replica: no process was decided yet, or none can be.
+    # _PHASES: the phases of a replica, the worst last
     worst_last = sorted(replicas, key=lambda replica: _PHASES.index(replica[0].phase))
     if not worst_last:
-        # No process was decided yet, or none can be.
         if decision.problem is None:
             return Row(service=name, phase="Pending")
         return Row(service=name, phase=decision.problem.phase, detail=decision.problem.message)
+
+    # 2. The detail is that of the worst replica, after the number of those that are ready.
     worst, reserved_bytes, used_bytes = worst_last[-1]
     ready = sum(status.phase == "Ready" for status, _, _ in worst_last)
     measured = [size for _, _, size in worst_last if size]
-    # The row shows the detail of the worst replica.
     detail = _describe_progress(worst, reserved_bytes, used_bytes)
     if len(worst_last) > 1:
         detail = f"{ready} of {len(worst_last)} replicas are ready" + (f"; {detail}" if detail else "")
-    # All replicas are ready, or some; if none is, the phase is that of the worst.
+
+    # 3. The phase: all replicas are ready, or some; if none is, it is that of the worst.
     phase = "Ready" if ready == len(worst_last) else "Degraded"
     if ready == 0:
         phase = worst.phase
@@ -84,6 +87,7 @@ def build_row(
         phase, detail = "Starting", "loaded; waiting for the endpoint"
     if phase == "Ready" and decision.note:
         detail = f"{detail}; {decision.note}" if detail else decision.note
+
     return Row(
         service=name,
         phase=phase,
@@ -129,16 +133,20 @@ class RowBuilder:
             state: the proxy's state, which has the counts of requests and tokens; None: it does not answer.
             now: the seconds of a monotonic clock.
         """
+        # stats: the proxy's counts of each service, by its name; without the proxy the last rates stay
         machine = self._machine
         stats = {service.name: service.stats for service in state.services} if state else {}
         self._update_rates(stats, now)
+
         rows = []
         for key, decision in machine.decisions.items():
+            # A replica is its status, the bytes that are reserved for it, and those that it uses; None: not known.
             replicas = []
             for runner in machine.list_replicas(key):
                 status = runner.build_status(port=None)
                 used = await asyncio.to_thread(footprint_bytes, status.pid) if status.pid else None
                 replicas.append((status, runner.assignment.spec.memory_bytes, used))
+
             name = "/".join(key)
             answers = key in machine.exposure.forwarded_services
             rate = self._rates.get(name)
@@ -193,7 +201,7 @@ async def show_table(machine: Machine, console: Console, hint: Callable[[UserSig
         rows = await builder.build_rows(await machine.exposure.read_state(), time.monotonic())
         return draw_table(describe_host(machine), rows, hint(machine.signals))
 
-    shown = False
+    shown = False  # the example command was printed
     with Live(console=console, auto_refresh=False) as screen:
         try:
             while True:
@@ -263,16 +271,21 @@ class ChangePrinter:
         A service that is only Pending has no line yet. A line that differs by progress alone is left out until ten
         seconds after the last one.
         """
+        # 1. The endpoint, once it is open or cannot be opened.
         endpoint_line = describe_endpoint(self._machine)
         if self._machine.exposure.router and endpoint_line != self._last_endpoint_line:
             self._last_endpoint_line = endpoint_line
             self._print_line(endpoint_line)
+
+        # 2. The services.
         for key, decision in self._machine.decisions.items():
             # Without the measured and reserved memory, which change with each reading.
             replicas = ((runner.build_status(port=None), None, None) for runner in self._machine.list_replicas(key))
             answers = key in self._machine.exposure.forwarded_services
             shown = build_row(key.name, decision, replicas, stats=None, tokens_per_second=None, answers=answers)
             text = f"{shown.service}: {shown.phase}" + (f" - {shown.detail}" if shown.detail else "")
+
+            # Is the line worth printing?
             last_text = self._last_lines.get(shown.service, "")
             has_same_phase = last_text.startswith(f"{shown.service}: {shown.phase}")
             is_progress = has_same_phase and shown.phase in {"Fetching", "Starting"}
@@ -281,6 +294,7 @@ class ChangePrinter:
             is_too_soon = is_progress and self._clock() < self._next_progress_at[shown.service]
             if says_nothing_new or is_too_soon:
                 continue
+
             self._last_lines[shown.service] = text
             self._next_progress_at[shown.service] = self._clock() + PROGRESS_SECONDS
             self._print_line(text)
