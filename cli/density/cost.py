@@ -42,6 +42,7 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
     from console.density_costs import list_costs  # noqa: PLC0415 - same
     from console.density_queries import MOST_LIMIT, Page  # noqa: PLC0415 - same
 
+    # 1. Read the cluster. The second value, a table of how models fit, is for other commands.
     prices = load_prices(prices_path)
     snapshot, _table = read_density(target, vendors)
     # None: services of all namespaces are shown; what the user may not read is not in the snapshot.
@@ -49,6 +50,8 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
     if output_format in DATA_FORMATS:
         print_facts(msgspec.to_builtins(answer), output_format)
         return
+
+    # 2. A row for each service, and below them one for each namespace.
     rows = [
         _build_row(f"{model.namespace}/{model.name}", f"{model.replicas}", model.gpu, model.memory_required_gb, model)
         for model in answer.models
@@ -57,9 +60,11 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
         _build_row(f"{namespace.namespace} in all", "", namespace.total_gpu, namespace.total_memory_gb, namespace)
         for namespace in answer.namespaces
     ]
-    money = answer.currency
+    money = answer.currency  # such as EUR
     titles = ("SERVICE", "REPLICAS", "GPUS", "MEMORY", "WATTS", f"{money}/HOUR", f"{money}/MILLION TOKENS")
     print(render_table(titles, rows, progress_width(), {0}) if rows else "no service")
+
+    # 3. Why a value is unknown.
     for model in answer.models:
         if model.unknown:
             click.echo(f"{model.namespace}/{model.name}: not known: {'; '.join(model.unknown)}", err=True)

@@ -55,12 +55,14 @@ def read_source(source: str, files: tuple[str, ...], vendors: Vendors, networks:
             raise click.ClickException(f"{source} is not known: {error}") from error
         click.echo(f"{source}: {error}; using the figures of the catalog", err=True)
         facts = msgspec.to_builtins(listed)
+
     # layout: the shape of the model, from which its memory is computed
     if facts.get("layout") is None:
         raise click.ClickException(
             f"it is unknown where {source} fits: its header does not say what it takes. State the memory of a replica: "
             f"pomona simulate {source} --memory GIB, of a Model with spec.memoryBytes"
         )
+
     # The model is built as from a Model of the cluster that has been inspected: the header's facts are its status.
     fields = ("file", "format", "gguf", "layout", "totalParameters", "activeParameters")
     status = {name: facts[name] for name in fields if name in facts}
@@ -73,6 +75,7 @@ def explain_unknown(name: str) -> str:
 
     Call it for a name that matches no model whose memory is known: none of the cluster, and none of the catalog.
     """
+    # matches: each source of the entries with `name` in their names, with the name of the entry
     matches = [
         (entry_name, source.source)
         for entry_name, entry in load_catalog().items()
@@ -84,6 +87,7 @@ def explain_unknown(name: str) -> str:
             f"it is unknown where {name} fits: no header of it is in the cluster or the catalog. Read one from its "
             "source: pomona fit hf://ORG/REPO"
         )
+
     # The catalog has the model, so what is missing is its layout, from which the memory is computed. One entry will do
     # as the example in the message.
     entry_name, source = matches[0]
@@ -112,6 +116,7 @@ def build_report(snapshot: DensitySnapshot, table: FitTable, query: DensityQuery
         if not is_considered:
             results.append({"node": name, "error": "not considered", "reason": exclusion or "its hardware is unknown"})
             continue
+
         answer = list_llmfit_models(snapshot, table, None, query, Page(0, _TOP), node=name)
         top = answer["models"]
         results.append(
@@ -140,6 +145,7 @@ def build_report(snapshot: DensitySnapshot, table: FitTable, query: DensityQuery
                     "estimated_tps": best["estimated_tps"],
                 }
             )
+
     ranked.sort(key=lambda row: row["node"])
     ranked.sort(key=lambda row: row["best_score"], reverse=True)  # nodes of equal score stay in the order of names
     return {

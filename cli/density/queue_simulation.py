@@ -93,6 +93,8 @@ async def simulate_service(
         settings, note_of_assumptions = await read_settings(cluster, stated)
     except click.ClickException as error:
         problem = error.message
+
+    # --vendors of this command counts more than the controller's own.
     if vendors is not VENDORS:
         settings = settings._replace(pods=structs.replace(settings.pods, vendors=vendors))
     reading = await read_queue(cluster, settings)
@@ -135,6 +137,7 @@ async def _simulate_queue(
         copied = await copy_for_plan(cluster, copy_reading(cluster.client, reading))
     except click.ClickException as error:
         return SimulatedQueue(problem=error.message)
+
     # With a Model of its own, the service comes second; the cluster has not inspected that Model, so state its header.
     is_new_model = len(manifests) > 1
     header = build_header(model, wanted.accelerator) if is_new_model else None
@@ -172,15 +175,15 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
         metadata = {"name": name, "namespace": namespace}
         return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
-    # 1. A Model, unless one of the cluster is as wanted.
-    # A new Model has the spec of the stored one, but for its memory; its header states another quantization.
+    # 1. A Model, unless one of the cluster is as wanted. It has the spec of the stored one, but for its memory; another
+    # quantization is stated by its header, which the caller adds.
     manifests, model_name = list[Obj](), model.name
     if not model.namespace or wanted.quantization is not None or wanted.memory_bytes is not None:
         model_name = find_unused_name(MODELS, f"{SIMULATED}-model")
         stored = store.get(MODELS, model.name, model.namespace) if model.namespace else None
         spec = dict(stored["spec"]) if stored is not None else {"source": model.source}
         if wanted.quantization is not None:
-            spec.pop("memoryBytes", None)  # it is that of the other quantization
+            spec.pop("memoryBytes", None)  # it is the memory of the stored quantization
         if wanted.memory_bytes is not None:
             spec["memoryBytes"] = wanted.memory_bytes
         manifests.append(build("Model", model_name, spec))

@@ -65,9 +65,9 @@ def command(
     from console.density_answers import SimulateRequest  # noqa: PLC0415 - same
     from console.density_simulation import ModelNotFound, SimulationRefused, check_request  # noqa: PLC0415 - same
 
+    # 1. Simulate the service. `wanted` has its options, which are named like the fields of WantedService.
     asked = SimulateRequest(model=model, quantization=quantization, context=context_length, memory_gb=memory_gb)
     try:
-        # `wanted` has the options of the service, which are named like the fields of WantedService.
         request = check_request(asked)
         answer, queue = run_in_cluster(
             target, lambda cluster: simulate_service(cluster, vendors, request, WantedService(**wanted), stated)
@@ -76,6 +76,8 @@ def command(
         raise click.ClickException(str(error)) from error
     except SimulationRefused as error:
         raise click.UsageError(str(error)) from error
+
+    # 2. Print where it fits, and what the queue would do.
     if output_format in DATA_FORMATS:
         facts = {**msgspec.to_builtins(answer), "queue": build_queue_facts(queue)}
         print_facts(facts, output_format)
@@ -86,7 +88,10 @@ def command(
 
 
 def _print_places(model: str, answer: "SimulateAnswer") -> None:
-    """Print the fit on each node and host as a table, and on standard error those that are left out."""
+    """Print the fit on each node and host as a table, and on standard error those that are left out.
+
+    Each row has what is free there before and after a replica: the free devices, and the memory of the emptiest one.
+    """
     # node.after is None if the model does not fit there.
     rows = [
         (

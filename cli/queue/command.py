@@ -34,6 +34,8 @@ def command(ctx: click.Context, *, target: ClusterOptions, is_everywhere: bool, 
     if ctx.invoked_subcommand is not None:
         refuse_options_before(ctx)
         return
+
+    # place: the namespace or namespaces, in words
     services, place = list_services(target, is_everywhere=is_everywhere)
     empty = f"no service of {place} waits for an accelerator or a host"
     columns = [NAMESPACE, *COLUMNS] if is_everywhere else COLUMNS

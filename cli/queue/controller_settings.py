@@ -63,6 +63,7 @@ async def read_settings(cluster: Cluster, stated: StatedSettings) -> "tuple[Queu
     """
     from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - not needed for --help
 
+    # 1. Without the Deployment: what the user states, else defaults.
     default = QueueSettings()
     try:
         deployment = await cluster.client.get(DEPLOYMENTS, DEPLOYMENT, CONTROLLER_NAMESPACE)
@@ -74,6 +75,8 @@ async def read_settings(cluster: Cluster, stated: StatedSettings) -> "tuple[Queu
         state = "cannot be read" if isinstance(error, Forbidden) else "does not exist"
         assumed = f"--min-run {settings.min_run_seconds:g}s --scheduling-mode {settings.pods.scheduling_mode}"
         return settings, f"Deployment {DEPLOYMENT} in {CONTROLLER_NAMESPACE} {state}: assuming {assumed}"
+
+    # 2. With it: the arguments of the container `controller`.
     containers = deployment["spec"]["template"]["spec"]["containers"]
     arguments = next((container.get("args") or [] for container in containers if container["name"] == "controller"), [])
     # With --vendors, the controller has a file of accelerators instead of the built-in table.
@@ -109,14 +112,19 @@ def merge_settings(arguments: Sequence[str], vendors: Vendors, stated: StatedSet
 
     # find_option returns the value of an option, None if it is not given.
     default = QueueSettings()
+
+    # 1. How long a replica runs before it may be evicted.
     min_run_text = find_option(arguments, "--min-run")
-    mode = find_option(arguments, "--scheduling-mode")
     min_run_seconds = stated.min_run_seconds
     if min_run_seconds is None:
         min_run_seconds = DURATION.convert(min_run_text, None, None) if min_run_text else default.min_run_seconds
-    # A controller of some namespaces has no queue.
+
+    # 2. Who places pods: our queue, or Kubernetes' scheduler (Native). A controller of some namespaces has no queue.
+    mode = find_option(arguments, "--scheduling-mode")
     is_native = mode == "Native" or (mode is None and find_option(arguments, "--namespace") is not None)
     default_mode: DefaultSchedulingMode = "Native" if is_native else default.pods.scheduling_mode
+
+    # 3. The settings of pods.
     pods = PodSettings(
         image=find_option(arguments, "--image") or default.pods.image,
         image_pull_secrets=tuple(list_values(arguments, "--image-pull-secret")),

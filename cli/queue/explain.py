@@ -30,6 +30,7 @@ def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output
     """
     from cli.queue import wait_explanation  # noqa: PLC0415 - not needed for --help
 
+    # explained.missing: the rights that the user lacks to read all
     explained = run_in_cluster(target, lambda cluster: wait_explanation.explain_service(cluster, name, stated))
     if output_format in DATA_FORMATS:
         print_facts(wait_explanation.build_facts(explained), output_format)

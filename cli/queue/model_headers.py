@@ -36,11 +36,13 @@ async def read_headers(copied: ClusterCopy, manifests: list[Obj], networks: Netw
     ends_at = asyncio.get_running_loop().time() + _SECONDS  # for all headers together
     for manifest in (entry for entry in manifests if entry["kind"] == "Model" and is_header_missing(copied, entry)):
         key, spec = object_key(manifest), manifest["spec"]
+        # 1. Read the header.
         try:
             async with asyncio.timeout_at(ends_at):
                 files = tuple(spec.get("files") or ())
                 facts = await inspect_source(InspectedSource(spec["source"], files, networks, spec.get("sha256")))
             headers[key] = msgspec.convert(facts, ModelFacts)
+        # 2. If that fails: report it, and take the figures of the catalog.
         except (ArtifactError, TimeoutError, msgspec.ValidationError) as error:
             too_slow = f"reading all headers took more than {_SECONDS:.0f} s"
             reason = too_slow if isinstance(error, TimeoutError) else str(error)
@@ -76,6 +78,8 @@ def build_header(model: KnownModel, accelerator: str | None) -> ModelFacts | Non
     # workloads: what the engine of each accelerator loads of the model
     on_accelerator = model.workloads.get(accelerator or "")
     workloads = [on_accelerator] if on_accelerator is not None else list(model.workloads.values())
+
+    # The first one of known layout.
     for workload in workloads:
         if workload.layout is not None:
             quantization = workload.quantization or model.quantization

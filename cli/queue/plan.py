@@ -61,12 +61,13 @@ def command(
         return
     if not paths:
         raise click.UsageError("nothing to plan: give --file, or the command `drain` or `add`")
+
     from cli.queue.plan_output import describe_services, print_plan  # noqa: PLC0415 - not needed for --help
     from cli.queue.planning import plan_files  # noqa: PLC0415 - same
     from cli.service.manifests import load_files  # noqa: PLC0415 - same
 
+    # Plan the manifests, and print the plan with the problems of services.
     manifests = load_files(paths, target.namespace)
-
     plan = run_in_cluster(target, lambda cluster: plan_files(cluster, manifests, stated, allowed_networks))
     services = describe_services(plan.services)
     print_plan(plan, output_format, {"services": services}, empty="no replica would start, move or end")

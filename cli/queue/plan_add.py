@@ -61,6 +61,7 @@ def command(
       pomona plan add --accelerator metal --memory 96Gi
       kubectl get node gpu-3 -o yaml > node.yaml && pomona plan add -f node.yaml
     """
+    # 1. The machine is described by options or by a file, not by both.
     stated_options = any((accelerator, devices, memory, labels))
     if path is None and (accelerator is None or memory is None):
         raise click.UsageError("nothing to add: give --accelerator and --memory, and --devices of a node, or --file")
@@ -70,6 +71,7 @@ def command(
     from cli.queue.plan_output import QueuePlan, print_plan  # noqa: PLC0415 - not needed for --help
     from cli.queue.planning import copy_cluster, copy_for_plan, plan_addition  # noqa: PLC0415 - same
 
+    # 2. Plan its addition.
     async def plan(cluster: Cluster) -> QueuePlan:
         """Return the effect of the machine of the file or of the options, over a copy of the cluster.
 
@@ -86,7 +88,14 @@ def command(
 
 
 def build_machine(accelerator: str, devices: int | None, memory: str, labels: tuple[str, ...], vendors: Vendors) -> Obj:
-    """Return the Node or MetalHost of the options.
+    """Return the Node or MetalHost of the options, as if it had just joined.
+
+    Args:
+        accelerator: the vendor of its devices; or metal: it is a host.
+        devices: their number; None: not stated, as for a host, which has none to count.
+        memory: a quantity such as 512Gi.
+        labels: labels of the node, each KEY=VALUE.
+        vendors: the accelerators that the controller knows.
 
     Raises:
         click.UsageError: they contradict each other, or there is no such accelerator.
@@ -98,11 +107,15 @@ def build_machine(accelerator: str, devices: int | None, memory: str, labels: tu
     except ValueError as error:
         raise click.UsageError(f"--memory {memory} is no quantity: give one such as 512Gi") from error
     label_values = {key: value for key, _, value in (label.partition("=") for label in labels)}
+
+    # 1. A host.
     if accelerator == _METAL:
         if devices is not None:
             raise click.UsageError("--devices: a host has none to count, only --memory for models")
         status: Obj = {"availableBytes": size_bytes, "budgetBytes": size_bytes, "runtimes": sorted(RUNTIMES)}
         return prepare_machine({"kind": "MetalHost", "metadata": {"labels": label_values}, "status": status})
+
+    # 2. A node.
     vendor = vendors.get(accelerator)
     if vendor is None or vendor.resource is None:
         choices = ", ".join(sorted([_METAL, *(name for name, entry in vendors.items() if entry.resource)]))
@@ -130,15 +143,17 @@ def load_machine(path: Path) -> Obj:
 
 
 def prepare_machine(obj: Obj) -> Obj:
-    """Return a Node or MetalHost as if it had just joined: empty, ready and open."""
+    """Return a Node or MetalHost as if it had just joined: empty, ready and open for replicas."""
     stated_metadata, status, spec = obj.get("metadata") or {}, dict(obj.get("status") or {}), obj.get("spec") or {}
     # _NAME: the name of the planned machine; _READY: the condition of one that is ready
     metadata = {"name": _NAME, "uid": f"planned-{_NAME}", "resourceVersion": "1", "generation": 1}
     metadata["labels"] = stated_metadata.get("labels") or {}
     status["conditions"] = [dict(_READY)]
+
+    # Drop what says that the machine of the file is in use or closed.
     if obj["kind"] == "Node":
         status["allocatable"] = status.get("allocatable") or status.get("capacity") or {}
-        # Taints that Kubernetes sets itself pass.
+        # Taints that Kubernetes sets itself come and go with the state of a node, such as cordoned.
         taints = [taint for taint in spec.get("taints") or () if not taint["key"].startswith("node.kubernetes.io/")]
         spec = {"taints": taints}
     else:

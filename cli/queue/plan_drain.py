@@ -28,5 +28,6 @@ def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output
     from cli.queue.plan_output import print_plan  # noqa: PLC0415 - not needed for --help
     from cli.queue.planning import plan_drain  # noqa: PLC0415 - same
 
+    # cell: the name with the kind, such as host/studio-1
     cell, plan = run_in_cluster(target, lambda cluster: plan_drain(cluster, name, stated))
     print_plan(plan, output_format, {"drained": cell}, empty=f"no replica is on {cell}")

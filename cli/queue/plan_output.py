@@ -83,11 +83,13 @@ def list_changes(
     for fate in list_differences(before, after, always_shown):
         # An evicted unit has a successor with another uid, which begins with the first one.
         earlier = before.fates.get(first_uid(fate.unit.uid))
-        # target: the cell where the unit starts; origin: the cells where it ran before; wait: why it waits, and where
-        # in the queue
+
+        # target: the cell, a node or host, where the unit starts; None: it does not start, or its node is not there yet
+        # origin: the cells where it ran before; wait: why it waits, and where in the queue
         target = cells.get(fate.cells[0]) if fate.state == "starts" and fate.cells else None
         origin = earlier.unit.cells if earlier is not None else ()
         wait = explain_wait(after, fate) if fate.state == "waits" else None
+
         speed = _find_speed(list_speeds(fate.unit.service), target)
         changes.append(PlannedChange(fate, origin, wait, speed))
     return changes
@@ -133,6 +135,7 @@ def print_changes(plan: QueuePlan, width: int | None, empty: str, further: Seque
 
 def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
     """Return the table of changes; without a width it has all columns and cuts nothing."""
+    # A row has all columns, in the order of _TITLES.
     rows = [
         (
             str(change.fate.unit.service),
@@ -145,6 +148,7 @@ def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
         )
         for change in changes
     ]
+
     # _NARROW: numbers of the columns that fit a terminal. The first two of them are cut last.
     shown = range(len(_TITLES)) if width is None else _NARROW
     return render_table(
@@ -175,8 +179,9 @@ def _describe_place(change: PlannedChange) -> str:
 
 
 def describe_cause(change: PlannedChange) -> str:
-    """Return the reasons for the fate of a unit, in words."""
+    """Return the reasons for the fate of a unit, in words; "" if there is none to tell."""
     fate, parts = change.fate, list[str]()
+    # preemptor: the unit for which this one is evicted; evicts: the units that end for this one
     if fate.preemptor is not None:
         parts.append(f"evicted for {fate.preemptor.service} of priority {fate.preemptor.priority}")
     if change.wait is not None:
@@ -230,7 +235,7 @@ def _build_change(change: PlannedChange) -> Obj:
     """Return the facts of one change for programs."""
     # Programs get every key; empty or null is what does not apply, such as the speed of a unit that waits.
     fate, wait = change.fate, change.wait
-    unit, speed = fate.unit, change.speed
+    unit, speed = fate.unit, change.speed  # a unit is a replica in the queue
     return {
         "namespace": unit.service.namespace,
         "service": unit.service.name,

@@ -76,6 +76,7 @@ async def copy_for_plan(cluster: Cluster, copying: Awaitable[ClusterCopy]) -> Cl
     except RightsMissing as missing:
         reasons = [describe_api_error(refused, server) for refused in missing.refusals]
         raise click.ClickException("a plan needs the whole cluster: " + "\n".join(reasons)) from missing
+
     for refused in copied.unread_speeds:
         reason = describe_api_error(refused, server)
         print(f"speeds are known in part, since you may not read all that they follow from: {reason}", file=sys.stderr)
@@ -97,7 +98,10 @@ async def plan_files(cluster: Cluster, manifests: list[Obj], stated: StatedSetti
         Unreachable: the API server does not answer.
     """
     copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
+    # placed: the manifests, each with its own namespace or that of the command
     placed = [{**obj, "metadata": {"namespace": cluster.namespace, **obj["metadata"]}} for obj in manifests]
+
+    # The headers of new Models, from their sources; a plan is made even if some cannot be read.
     headers, problems = await read_headers(copied, placed, networks)
     for line in problems:
         click.echo(line, err=True)
@@ -191,7 +195,7 @@ def list_refusals(cell: Cell, planned_round: Round, rules: PlanRules) -> list[st
     # in reverse. `order` is the key of the queue's order.
     first_units = {unit.service: unit for unit in reversed(planned_round.queue)}
     shown = sorted(first_units.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
-    # `explain` returns one explanation for each cell.
+    # `explain` returns one explanation for each cell: here for the only one.
     explanations = [(unit.service, explain(unit, [cell], planned_round, rules)[0]) for unit in shown]
     return [f"{service}: {explanation.message}: {explanation.remedy}" for service, explanation in explanations]
 
@@ -206,10 +210,13 @@ async def plan_drain(cluster: Cluster, name: str, stated: StatedSettings) -> tup
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
+    # A cell is a host or node; a unit is a replica in the queue.
     copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
     now, cells = read_clock(), copied.list_cells()
     drained_id = find_cell(name, cells)
     units = copied.list_units(now)
+
+    # Compare the forecasts without and with the drain.
     before = forecast(cells, units, copied.rules, now.timestamp())
     # simulate_drain returns the cells and units after the drain.
     after = forecast(*simulate_drain(cells, units, drained_id), copied.rules, now.timestamp())

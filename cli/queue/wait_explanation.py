@@ -42,12 +42,14 @@ async def explain_service(cluster: Cluster, name: str, stated: StatedSettings) -
         Unreachable: the API server does not answer.
     """
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
+    # copied: a copy of the cluster, by which the queue is decided as the controller decides it
     try:
         copied = await copy_cluster(cluster, stated)
     except RightsMissing as missing:
         server = cluster.credentials.server
         reasons = [describe_api_error(refusal, server) for refusal in missing.refusals]
         return ExplainedService(service, missing=reasons)
+
     now, key = read_clock(), object_key(service)
     units = copied.list_units(now)
     # A unit is a replica in the queue; `order` is the key by which the queue sorts units.
@@ -55,6 +57,7 @@ async def explain_service(cluster: Cluster, name: str, stated: StatedSettings) -
     first = min(waiting, key=lambda unit: unit.order, default=None)
     if first is None:
         return ExplainedService(service)
+
     explanation = explain_unit(first, copied.list_cells(), units, copied.rules, now.timestamp())
     return ExplainedService(service, first, explanation)
 
@@ -123,9 +126,9 @@ def is_in_kueue(queue: Obj | None) -> bool:
 
 
 def build_facts(explained: ExplainedService) -> Obj:
-    """Return the answer for programs."""
+    """Return the answer for programs: every key is there, and what does not apply is empty or null."""
     service, unit, explanation, missing = explained
-    best = explanation.best
+    best = explanation.best  # the cell, a node or host, whose remedy is the nearest; None: there is none
     return {
         "namespace": service["metadata"]["namespace"],
         "service": service["metadata"]["name"],

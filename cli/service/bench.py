@@ -84,6 +84,7 @@ def command(
     from cli.service.bench_run import measure_or_exit, render_performance  # noqa: PLC0415 - not needed for --help
     from fitness.bench.measurement import BenchPlan  # noqa: PLC0415 - same
 
+    # `extent` has the other options, which are named like the fields of BenchPlan; parallel 0: not stated.
     measured = measure_or_exit(target, wanted, BenchPlan(parallel=parallel or 0, **extent), result)
     facts = msgspec.json.decode(msgspec.json.encode(measured))
     outcome.write_result("bench", facts, result)

@@ -59,7 +59,8 @@ def _fail(reason: str, message: str, result: Path | None, *, is_final: bool) -> 
 
 
 def _measure_url(wanted: BenchTarget, plan: BenchPlan) -> MeasuredPerformance:
-    """Measure the engine at a URL. Raises BenchError."""
+    """Measure the engine at a URL. Raises BenchError, and click.ClickException with the way out."""
+    # 1. The URL and the token; "" is none.
     parts = urlsplit(wanted.name)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise click.ClickException(f"{wanted.name} is no URL: give one such as http://127.0.0.1:8080")
@@ -72,6 +73,7 @@ def _measure_url(wanted: BenchTarget, plan: BenchPlan) -> MeasuredPerformance:
         if not (token.isascii() and token.isprintable()):
             raise click.ClickException(f"--token-file {wanted.token_file}: no request can carry this token")
 
+    # 2. The measurement, which SIGTERM ends.
     async def measure() -> MeasuredPerformance:
         """Measure the model that is named, or the only one of the engine, with one stream unless more are asked.
 
@@ -127,11 +129,13 @@ async def _find_model(session: aiohttp.ClientSession, url: str) -> str:
         async with session.get(f"{url}/v1/models", allow_redirects=False) as response:
             listed = json.loads(await response.content.read(_MODELS_BYTES))
             names = [str(model["id"]) for model in listed["data"]]
+    # The engine does not answer, or answers with something else.
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise BenchError("Unreachable", f"{url}: {str(error) or type(error).__name__}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"{url}/v1/models answered {response.status} and lists no models: name the model with --model"
         raise BenchError("BadAnswer", message) from error
+
     if len(names) != 1:
         shown = ", ".join(names[:8]) or "none"
         raise click.ClickException(f"{url} has several models, or none: name one with --model, of {shown}")
@@ -139,7 +143,7 @@ async def _find_model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def render_performance(measured: MeasuredPerformance) -> str:
-    """Return a measurement as a table for people."""
+    """Return a measurement as a table for people: speed, latencies, and the speed of several streams together."""
     spread = f"{min(measured.runs):,.1f} to {max(measured.runs):,.1f} in {len(measured.runs)} runs"
     rows = [
         ("generation", f"{measured.tokens_per_second:,.1f} tokens/s (median; {spread})"),

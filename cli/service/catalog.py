@@ -35,6 +35,7 @@ def command(*, output_format: str) -> None:
     if output_format != "table":
         print_facts({name: _describe(entry) for name, entry in entries.items()}, output_format)
         return
+
     # _COLUMNS read a cell from a row; _NOTE explains the columns.
     rows: list[dict[str, Any]] = [{"name": name, "entry": entry} for name, entry in entries.items()]
     cells = [[column.read(row) for column in _COLUMNS] for row in rows]
@@ -59,14 +60,17 @@ def _estimate_bytes(entry: CatalogEntry) -> int | None:
 
     It is that of all its devices together, or of the container or host for an accelerator without countable devices.
     """
+    # workload: what an engine loads of the model
     workload = entry.find_workload(entry.accelerator)
     if workload is None:
         return None
+
     # No resource: the accelerator has no devices to count, as the processor or Metal.
     has_countable_devices = bool(VENDORS[entry.accelerator].resource)
     devices = entry.hardware.get("count", 1) if has_countable_devices else 0
     if workload.stated_bytes is not None and not devices:
-        return workload.stated_bytes
+        return workload.stated_bytes  # the catalog states it
+
     needed = estimate_pod(workload, ServingOptions(mode=entry.mode), devices)
     if needed is None:
         return None

@@ -46,6 +46,7 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
             # A service that cannot be asked is reported before somebody types a question.
             run_in_cluster(target, lambda cluster: _check(cluster, name, url, hosts_ca))
             question = None if sys.stdin.isatty() else _read_standard_input()
+        # Without a question, `_chat` reads one after the other from the terminal.
         run_in_cluster(target, lambda cluster: _chat(cluster, name, question, url, hosts_ca))
     except AskError as error:
         raise click.ClickException(str(error)) from error

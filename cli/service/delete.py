@@ -40,17 +40,21 @@ async def _delete(cluster: Cluster, name: str, *, with_model: bool, is_certain: 
         with_model: delete the Model as well.
         is_certain: do not ask, even if the service serves now.
     """
+    # 1. Ask first, if the service serves now.
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     if not is_certain and has_condition(service, "Ready"):
         replicas = count_serving(service)
         count = "1 replica" if replicas == 1 else f"{replicas} replicas"
         confirm(f"{name} in namespace {namespace} serves now, with {count}", "Delete it?")
-    # With the uid, a service of the same name that was made meanwhile stays.
+
+    # 2. Delete it. With the uid, a service of the same name that was made meanwhile stays.
     await client.delete(INFERENCE_SERVICES, name, namespace, uid=service["metadata"]["uid"])
     print(f"deleted InferenceService {name} in namespace {namespace}")
     if not with_model:
         return
+
+    # 3. Delete its Model, unless other services use it.
     model = service["spec"]["modelRef"]
     users = find_users(model, name, (await client.list(INFERENCE_SERVICES, namespace)).items)
     if users:

@@ -92,6 +92,7 @@ def command(
     """
     from cli.service.manifests import ServiceOptions, build_objects, load_files  # noqa: PLC0415 - not for --help
 
+    # 1. Build the objects, from files or from options. `options` has those of the service; None and (): not stated
     if paths:
         if name or any(value not in (None, ()) for value in options.values()):
             raise click.UsageError("--file takes neither NAME nor options of a service: write them into the file")
@@ -100,6 +101,8 @@ def command(
         objects = build_objects(ServiceOptions(name=name, **options), target.namespace)
     else:
         raise click.UsageError("nothing to deploy: give NAME, or --file")
+
+    # 2. Print them, or apply them.
     if dry_run:
         print_manifests(objects[0] if len(objects) == 1 else objects, output_format or "yaml")
         return
@@ -129,6 +132,7 @@ def _apply_and_wait(
         click.ClickException: the cluster refuses an object, or cannot be reached.
     """
     applied: list[Obj] = []  # filled by `_apply` one by one, so that it is right also after Ctrl-C
+    # show: prints a line of progress
     show = functools.partial(print, file=sys.stderr if output_format else sys.stdout, flush=True)
 
     # `applied` grows while `_apply` runs: each call of this function sees what is applied by then.
@@ -194,9 +198,11 @@ async def _apply(
     """
     if name is not None:
         await _check_model(cluster, name, objects[0])
+
     for manifest in objects:
         resource = MODELS if manifest["kind"] == "Model" else INFERENCE_SERVICES
         metadata = {"namespace": cluster.namespace, **manifest["metadata"]}
+        # Without `force`, the API server refuses the object if another tool has set one of its fields otherwise.
         stored = await cluster.client.apply(
             resource, {**manifest, "metadata": metadata}, field_manager=CLI_FIELD_MANAGER, force=False
         )
@@ -215,9 +221,10 @@ async def _check_model(cluster: Cluster, name: str, first: Obj) -> None:
         # Without its Model the service would wait for ever, which a misspelt name does not deserve.
         await read_object(cluster.client, MODELS, first["spec"]["modelRef"], namespace)
         return
+
+    # A Model of this name may exist with another source; then no other service may use it.
     model, source = first["metadata"]["name"], first["spec"]["source"]
     try:
-        # The source of a Model that has this name already.
         present = (await cluster.client.get(MODELS, model, namespace))["spec"]["source"]
     except NotFound:
         return

@@ -101,6 +101,8 @@ def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> l
     """
     if wanted is None:
         return list(replicas)
+
+    # The number of a replica is its place among `replicas`, from 0 on.
     names = [replica["metadata"]["name"] for replica in replicas]
     matching = [replica for number, replica in enumerate(replicas) if wanted in {str(number), names[number]}]
     if not matching:
@@ -119,13 +121,15 @@ async def print_pod_log(cluster: Cluster, pod: Obj, prefix: str, *, follow: bool
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
+    # 1. The container of the engine. A pod that a user labelled may have no annotation that names it.
     name = pod["metadata"]["name"]
-    # A pod that a user labelled may have no such annotation.
     annotations, containers = pod["metadata"].get("annotations", {}), pod["spec"]["containers"]
     container = annotations.get(DEFAULT_CONTAINER) or containers[0]["name"]
     if not pod["spec"].get("nodeName"):
         print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
         return
+
+    # 2. Its log.
     lines = cluster.client.stream_log(name, cluster.namespace, container, follow=follow, tail_lines=tail)
     try:
         # A reader that is gone, such as `head`, ends the command while the log is still open.

@@ -141,6 +141,7 @@ def load_files(paths: Sequence[Path], namespace: str | None) -> list[Obj]:
 
 def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
     """Return the Model and the service of a catalog entry, with the options in place of its own. Raises DeployError."""
+    # 1. The entry, and the source of it that is for the accelerator.
     catalog = load_catalog()
     entry = catalog.get(options.name)
     if entry is None:
@@ -154,11 +155,15 @@ def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
         accelerator, chosen = choose_source(options.name, entry, options.accelerator)
     except CatalogError as error:
         raise DeployError(str(error)) from error
+
+    # 2. The Model.
     model = _build_model(options, chosen.source)
     if chosen.memory_bytes and options.memory_bytes is None:
         model["spec"]["memoryBytes"] = chosen.memory_bytes
     if entry.thinking:
         model["spec"]["thinking"] = True
+
+    # 3. The service.
     service = _build_service(options, model["metadata"]["name"])
     if entry.mode != "chat":
         service["spec"]["mode"] = entry.mode

@@ -82,7 +82,7 @@ async def wait_until_serving(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    metadata = service["metadata"]
+    metadata = service["metadata"]  # its generation is the one that was applied
     # The hint is printed after UNSEEN_SECONDS, unless the controller has seen the service by then.
     hint = asyncio.get_running_loop().call_later(
         UNSEEN_SECONDS, printer.print_line, "no controller has seen it so far: does it run?"
@@ -97,6 +97,7 @@ async def wait_until_serving(
                 verdict = judge_service(current, program_name(), target)
                 if verdict.state == "not seen" or current["metadata"]["generation"] < metadata["generation"]:
                     continue  # the status is not of the generation that was applied
+
                 hint.cancel()
                 printer.print_verdict(current["status"].get("phase", ""), verdict)
                 # DONE: it serves, or is suspended.

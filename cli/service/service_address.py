@@ -42,7 +42,7 @@ async def open_service(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    # 1. Its token, and the address that the user knows.
+    # 1. Its token, and the address that the user knows. tls: what the certificate of a host is checked by
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
     mode = service["spec"].get("mode", "chat")
     if mode != "chat":
@@ -72,6 +72,7 @@ async def open_service(
     # 3. Else a ready process on a host, at the address of the host.
     label = f"{LABEL_SERVICE_NAME}={name},{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}"
     slices = (await cluster.client.list(ENDPOINT_SLICES, cluster.namespace, label_selector=label)).items
+    # `list_host_urls` yields a URL for each process of the service that is ready.
     address = next(list_host_urls(slices), None)
     if address is None:
         raise _explain_missing_replica(cluster, name)

@@ -82,6 +82,7 @@ def _describe_placement(status: Obj) -> Iterable[str]:
         rate = f" at {placement['tokensPerSecond']} tokens/s" if placement.get("tokensPerSecond") else ""
         source = f" ({placement['source'].lower()})" if placement.get("source") else ""
         yield f"placed on {placement['place']}{rate}{source}: {placement.get('reason', '')}"
+
     # The condition Fits is bad if it is not True, the two below if they are True.
     fits = find_condition({"status": status}, "Fits")
     if fits and fits["status"] != "True":
@@ -161,10 +162,13 @@ def _describe_pod_troubles(status: Obj) -> Iterable[str]:
 
 def _build_process(process: Obj, hosts: Mapping[str, Obj]) -> TreeNode:
     """Return the node of a MetalProcess, an engine on a host, with its progress and restarts; below it is its host."""
+    # 1. Its phase.
     metadata, status = process["metadata"], process.get("status", {})
     # A process that is deleted stops first, which its own phase may not say yet.
     phase = "Stopping" if metadata.get("deletionTimestamp") and _phase(process) != "Stopped" else _phase(process)
     reason = f" ({status['reason']})" if status.get("reason") else ""
+
+    # 2. The lines below it.
     texts = [str(status["message"])] if status.get("message") and phase != "Ready" else []
     progress = status.get("progress", {})
     if phase == "Fetching" and progress.get("totalBytes"):
@@ -172,6 +176,8 @@ def _build_process(process: Obj, hosts: Mapping[str, Obj]) -> TreeNode:
         texts.append(f"downloaded {size_text(here)} of {size_text(total)}, {100 * here // total} %")
     if restarts := status.get("restarts"):
         texts.append(f"its engine was restarted {restarts} time{'s' if restarts > 1 else ''}")
+
+    # 3. Its host.
     host = process["spec"].get("hostName")
     if not host:
         texts.append("on no host yet")

@@ -50,14 +50,21 @@ async def read_service_objects(cluster: Cluster, name: str) -> ServiceObjects:
         Unreachable: the API server does not answer.
     """
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
+    # not_shown_lines: a line for each right that the user lacks, added by `_find` and `_list`
     not_shown_lines: list[str] = []
+
+    # 1. Its Models.
     model_names = list_model_names(service)
     models = await _find(cluster, MODELS, cluster.namespace, model_names, not_shown_lines)
+
+    # 2. Its replicas: pods, and processes on hosts.
     label = f"{LABEL_SERVICE}={name}"
     # A service that cannot run on hosts has no processes: drop the line that they may not be read.
     lines_of_processes = not_shown_lines if may_be_on_hosts(service) else []
     processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, lines_of_processes, label=label)
     pods = await _list(cluster, PODS, cluster.namespace, not_shown_lines, label=label)
+
+    # 3. The hosts of these processes, which belong to no namespace.
     host_names = {process["spec"].get("hostName") for process in processes}
     return ServiceObjects(
         service=service,
@@ -99,6 +106,7 @@ async def _list(
 
     If the user may not read them, return none, and add a line about that to `not_shown_lines`.
     """
+    # Empty selectors select all.
     fields = f"metadata.name={name}" if name else ""
     try:
         return (await cluster.client.list(resource, namespace, label_selector=label, field_selector=fields)).items

@@ -40,14 +40,10 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
     """Return whether a service serves, and what the user can do next, by the status that the controller has written.
 
     The first of these that is so decides: the controller has not seen or refuses the latest spec; only an edit by the
-    user helps; it serves; it is on its way; it waits for something.
-
-    Args:
-        service: the service.
-        program: the program as it was called, for the next step.
-        target: the cluster that the user means, for the same.
+    user helps; it serves; it is on its way; it waits for something. The commands of the next step name `program` as it
+    was called, and the cluster that the user means (`target`).
     """
-    # 1. What comes before its phase: an unseen or refused spec.
+    # 1. What comes before its phase: an unseen or refused spec. The condition Ready has the reason and the message.
     options = target.render()
     name, status = service["metadata"]["name"], service.get("status", {})
     ready = find_condition(service, "Ready")
@@ -60,6 +56,7 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
             next_step=f"wait; if it stays so, see if the controller runs: "
             f"kubectl get pods{target.render(namespace=CONTROLLER_NAMESPACE)}",
         )
+
     phase = status.get("phase", "Pending")
     still_serving = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
     refused = find_condition(service, "Reconciled")
@@ -83,7 +80,7 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
             step = f"see its log: {program} logs {name}{options}"
         return Verdict("cannot serve", message, reason, next_step=step + still_serving)
 
-    # 3. What serves, or will by itself.
+    # 3. What serves, or will by itself (_PASSING).
     if phase == "Ready":
         return Verdict("serves", message, reason, next_step=f"ask it: {program} chat {name}{options}")
     if phase == "Degraded":
@@ -92,6 +89,8 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
         # Before its weights are there, a service has no replica with a log.
         log = "" if reason in _BEFORE_REPLICAS else f", or see its log: {program} logs {name}{options}"
         return Verdict("on its way", message, reason, next_step=f"wait{log}")
+
+    # 4. What waits for something, such as a device.
     step = "wait, or provide what is missing: it goes on by itself then"
     if phase == "WaitingForGPU" and reason != "WaitingForKueue":
         step = f"see what would help: {program} queue explain {name}{options}"
