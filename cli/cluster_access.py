@@ -46,7 +46,12 @@ class Cluster:
 def run_in_cluster(
     target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]], *, timeout: float | None = None
 ) -> T:
-    """Run `work` with the cluster that the user means, for `timeout` seconds at most.
+    """Run `work` with the cluster that the user means, for `timeout` seconds at most, and return its result.
+
+    Args:
+        target: the options that choose cluster and namespace.
+        work: gets the open cluster.
+        timeout: None: no limit.
 
     Raises:
         TimeoutError: it takes longer.
@@ -61,8 +66,9 @@ def run_in_cluster(
         loaded = credentials.load(target.kubeconfig, context=target.context)
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
+
+    # Log nothing meanwhile: what a library would log is said in the message, and standard output is for the result.
     settings = structlog.get_config()
-    # What a library would log is said in the message, and standard output is for the result.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         return asyncio.run(asyncio.wait_for(_run(loaded, target, work), timeout))
@@ -83,20 +89,23 @@ async def _run(loaded: "Credentials", target: ClusterOptions, work: Callable[[Cl
 
 
 async def read_object(client: "Client", resource: Resource, name: str, namespace: str | None = None) -> Obj:
-    """Read an object that the user has named.
+    """Read an object that the user has named; without a namespace, its kind belongs to the whole cluster.
 
     Raises:
         click.ClickException: it does not exist; the message has similar names.
     """
+    # KIND/NAME, as kubectl takes it, is no name.
     if "/" in name:
         alone = name.rpartition("/")[2] or "NAME"
         raise click.ClickException(f"{name} is not a name: give the name of the {resource.kind} alone, {alone}")
+
     try:
         return await client.get(resource, name, namespace)
     except NotFound as error:
         # Not the object is missing, but its kind: Pomona is not installed.
         if is_unknown_kind(error):
             raise
+
         names = [item["metadata"]["name"] for item in (await client.list_metadata(resource, namespace)).items]
         raise click.ClickException(describe_missing(resource, name, namespace, names)) from error
 
@@ -126,7 +135,7 @@ async def watch_object(
     """
     clock = asyncio.get_running_loop().time
     selector = f"metadata.name={name}"
-    failing_since: float | None = None
+    failing_since: float | None = None  # the time of the first failure of an outage; None: there is none now
     while True:
         try:
             # 1. The object as it is now.
@@ -139,7 +148,7 @@ async def watch_object(
             events = client.watch(resource, namespace, resource_version=version, field_selector=selector)
             async with contextlib.aclosing(events):
                 async for event in events:
-                    if event.type != "BOOKMARK":
+                    if event.type != "BOOKMARK":  # a bookmark is no change
                         yield None if event.type == "DELETED" else event.object
             # A server that ends each watch at once must not be asked without a pause.
             await asyncio.sleep(_RETRY_SECONDS)

@@ -66,6 +66,8 @@ def describe_api_error(error: ApiError, server: str) -> str:
             return error.message or str(error)
         case ApiError(status=HTTPStatus.BAD_REQUEST):
             return error.message or str(error)
+
+    # All others, such as an error inside of the server or too many requests.
     return f"the API server {server} cannot answer now: {error}"
 
 
@@ -80,10 +82,13 @@ def _describe_forbidden(error: Forbidden) -> str:
     match = _REFUSED_RIGHT.search(error.message)
     if match is None:
         return f"{error.call} is refused: {error.message or 'no reason given'}"
+
+    # denied: who may not do what to which kind, and where
     resource = f"{match['resource']}.{match['group']}" if match["group"] else match["resource"]
     namespace = match["namespace"]
     place = f"in namespace {namespace}" if namespace else "in the whole cluster"
     denied = f"{match['user']} may not {match['verb']} {resource} {place}"
+
     # _READING_VERBS: get, list, watch; _MACHINE_RESOURCES: nodes, hosts and what is about them
     is_reading = match["verb"] in _READING_VERBS
     is_of_machines = match["resource"] in _MACHINE_RESOURCES
@@ -92,10 +97,12 @@ def _describe_forbidden(error: Forbidden) -> str:
             f"{denied}: an administrator of the cluster can grant it: kubectl create clusterrolebinding NAME "
             f"--clusterrole=pomona-machines-view --user={match['user']}"
         )
+
     if is_of_machines or namespace == HOSTS_NAMESPACE:
         return f"{denied}: administrators of the cluster may, and can bind a role that allows it (docs/security.md)"
     if not namespace:
         return f"{denied}: an administrator of the cluster can grant it by a cluster role binding"
+
     view_suffices = is_reading and match["resource"] != "secrets"
     roles = "view, edit or admin" if view_suffices else "edit or admin"
     return f"{denied}: an administrator of the cluster can grant it by a role binding to the cluster role {roles}"

@@ -92,9 +92,8 @@ def _list_items(ctx: click.Context, resource: Resource, incomplete: str) -> list
             listed = await cluster.client.list_metadata(resource, namespace)
         return sorted(item["metadata"]["name"] for item in listed.items)
 
-    # params: the values of the options that click has parsed so far
-    given = ctx.params
-    target = ClusterOptions(given.get("kubeconfig"), given.get("context"), given.get("namespace"))
+    # ctx.params: the values of the options that click has parsed so far
+    target = ClusterOptions(ctx.params.get("kubeconfig"), ctx.params.get("context"), ctx.params.get("namespace"))
     try:
         names = run_in_cluster(target, list_names)
     except (click.ClickException, TimeoutError):

@@ -78,11 +78,14 @@ def api(
     from cli.density.reading import load_prices  # noqa: PLC0415 - same
     from console.run import ConsoleOptions, TlsFiles  # noqa: PLC0415 - same
 
+    # 1. Check the options. address is None after `--address off`.
     if address is None:
         raise click.UsageError("--address off would serve nothing")
     if (tls_certificate is None) != (tls_key is None):
         raise click.UsageError("--tls-certificate and --tls-key go together")
     tls = TlsFiles(tls_certificate, tls_key) if tls_certificate is not None and tls_key is not None else None
+
+    # 2. Serve until a signal.
     log.configure(verbose=verbose)
     options = ConsoleOptions(address, metrics_address, vendors, load_prices(prices_path), tls)
     try:

@@ -256,13 +256,17 @@ def command(
       pomona controller --kubeconfig controller.kubeconfig --image registry.example/pomona:dev
       pomona controller --namespace team-a --namespace team-b       (these namespaces only, without Macs)
     """
-    namespaces = tuple(dict.fromkeys(options.namespaces))
+    # 1. Which namespaces: empty for all, that is, for the whole cluster.
+    namespaces = tuple(dict.fromkeys(options.namespaces))  # each once, in the order that was given
     if namespaces:
         _refuse_cluster_options(mode, options.preflight)
+
+    # 2. Prepare the process.
     log.configure(verbose=verbose)
     gc.set_threshold(GC_THRESHOLD, 10, 10)  # collect garbage less often than by default
     raise_descriptor_limit()  # each namespace has several watches
-    # Complete the settings of pods, and of the whole, by what follows from several options.
+
+    # 3. Complete the settings of pods, and of the whole, by what follows from several options.
     pods = structs.replace(
         options.pods,
         environment=_list_source_variables(allowed_networks),
@@ -272,6 +276,8 @@ def command(
     )
     trust = load_hosts_ca(hosts_ca) if hosts_ca else None
     options = options._replace(pods=pods, trust=trust, namespaces=namespaces)
+
+    # 4. Run until a signal; metrics and health are served beside the controller, if they are not turned off.
     metrics, health = ControllerMetrics(metric_prefix), ControllerHealth()
     try:
         with (

@@ -106,12 +106,14 @@ async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
     from artifacts.retry import Patience  # noqa: PLC0415
     from artifacts.source import Source, parse  # noqa: PLC0415
 
+    # 1. Check the arguments.
     source = parse(wanted.source, wanted.files)
     # A download needs a folder, and a file:// source takes none.
     if (wanted.folder is None) != (source.scheme == "file"):
         way_out = "give --to FOLDER" if wanted.folder is None else "it is verified where it is: leave out --to"
         raise ArtifactError("SourceInvalid", f"{source.display}: {way_out}")
-    # show(bytes so far, all bytes or None) shows the progress.
+
+    # 2. Fetch the files. `show` gets the bytes so far, and all bytes, or None while their number is unknown.
     with _show_progress(source.file or source.repo or source.display) as show:
 
         async def read(server: Source, patience: Patience) -> FetchedArtifact:
@@ -122,8 +124,10 @@ async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
             expected = ExpectedFile(sha256=wanted.sha256, size_bytes=wanted.size_bytes, revision=revision)
             return await fetch_source(server, wanted.folder or Path(), access, expected, show)
 
+        # The second value is the server that had the files.
         done, _server = await read_from_any(source, parse_mirrors(source, wanted.mirrors, wanted.sha256), read)
-    # A server may send something else than it let `pomona inspect` read.
+
+    # 3. Read their headers: a server may send something else than it let `pomona inspect` read.
     facts = await asyncio.to_thread(check_stored, source, done.path)
     return {
         "file": "" if done.path.is_dir() else done.path.name,
@@ -137,7 +141,10 @@ async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _show_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that shows progress on standard error: a bar on a terminal, lines elsewhere."""
+    """Yield a function that shows progress on standard error: a bar on a terminal, lines elsewhere.
+
+    It gets the bytes so far, and all bytes, or None while their number is unknown.
+    """
     if not sys.stderr.isatty():
         yield _ProgressLines(name, time.monotonic).show
         return

@@ -75,6 +75,7 @@ def command(*, wanted: InspectedSource, output_format: str, result: Path | None)
     if output_format != "text":
         print_facts(facts, output_format)
         return
+
     for name, value in _build_rows(facts):
         # On a terminal in columns; else one line for each fact, for programs.
         if sys.stdout.isatty():
@@ -93,6 +94,7 @@ async def inspect_source(wanted: InspectedSource) -> dict[str, Any]:
 
     source = parse(wanted.source, wanted.files)
 
+    # The inspection calls this for each server that it asks.
     def access(server: Source, patience: Patience) -> SourceAccess:
         """Return the settings to read one server: the source itself or a mirror."""
         return outcome.build_source_access(server, source, wanted.file_root, wanted.allowed_networks, patience)
@@ -112,7 +114,7 @@ async def inspect_source(wanted: InspectedSource) -> dict[str, Any]:
 
 def _build_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows to print, each a name and its value; facts that the file lacks are left out."""
-    gguf = facts["gguf"]
+    gguf = facts["gguf"]  # the facts for users, also of formats other than GGUF
     tensors = gguf.get("tensorCount")
     heads, heads_kv = gguf.get("headCount"), gguf.get("headCountKv")
     rows = (

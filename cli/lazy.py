@@ -41,6 +41,7 @@ class LazyGroup(click.Group):
         """
         if cmd_name not in self._subcommands:
             return None
+
         # _subcommands: by name, the line in the help, and MODULE or MODULE:ATTRIBUTE; without one it is `command`
         module, _, attribute = self._subcommands[cmd_name][1].partition(":")
         try:
@@ -54,6 +55,7 @@ class LazyGroup(click.Group):
                 # Pomona is on no package index: anyone could publish a package of this name there.
                 f"`pomona {cmd_name}` needs the extra `{extra}`: pip install '.[{extra}]' in a checkout of Pomona"
             ) from error
+
         if not isinstance(command, click.Command):
             return None
         rename_examples(command, program_name(ctx))
@@ -114,8 +116,10 @@ def import_without_collections(name: str) -> ModuleType:
     Raises:
         ModuleNotFoundError: it or a module that it imports is not installed.
     """
+    # Nothing is imported, or somebody else has turned the collector off already.
     if name in sys.modules or not gc.isenabled():
         return importlib.import_module(name)
+
     gc.disable()
     try:
         _import_structlog()  # before a module imports it together with rich

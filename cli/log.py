@@ -24,6 +24,8 @@ def configure(*, verbose: bool = False, errors_only: bool = False, stream: TextI
     level = logging.DEBUG if verbose else logging.INFO
     if errors_only:
         level = logging.ERROR
+
+    # A terminal gets text, anything else a line of JSON for each event.
     # shared: the steps that events of Pomona and of libraries go through before they are rendered
     shared: list[structlog.types.Processor] = [
         structlog.processors.add_log_level,
@@ -58,6 +60,7 @@ def configure(*, verbose: bool = False, errors_only: bool = False, stream: TextI
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
     # These libraries log each request at INFO; an operator needs their warnings only.
     for library in ("aiohttp", "asyncio", "kopf", "urllib3"):
         logging.getLogger(library).setLevel(max(level, logging.WARNING))

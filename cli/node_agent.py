@@ -97,10 +97,11 @@ def command(
     from node_agent.rest import read_key  # noqa: PLC0415
     from node_agent.run import run  # noqa: PLC0415
 
+    # `given` has the other options, which are named like the fields of NodeAgentOptions.
     log.configure(verbose=verbose)
     options = NodeAgentOptions(roots=NodeRoots(proc=proc_root, sys=sys_root, disk=disk_root), **given)
     try:
-        if options.api_key_file:
+        if options.api_key_file:  # an unusable key ends the command before anything is served
             read_key(options.api_key_file)
         asyncio.run(serve_until_stopped(run(credentials.load(kubeconfig), options, memory_bandwidth)))
     except (CredentialsError, OSError) as error:

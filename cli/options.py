@@ -77,6 +77,9 @@ def prefix_type(problem: str) -> Parsed[str]:
 def gather_options(argument: str, kind: Callable[..., object], *options: Decorator) -> Decorator:
     """Return a decorator that hands several options to a command as one argument, an object that `kind` makes of them.
 
+    With `gather_options("weights", ScoreWeights)`, a command gets `weights=ScoreWeights(tps=0.7, util=0.2, cost=0.1)`
+    in place of the options `tps`, `util` and `cost`.
+
     Every option that is named like a parameter of `kind` becomes that parameter, also one that another decorator adds.
     If `kind` has a parameter that is itself gathered, the decorator for the inner object stands above the one for the
     outer object. No type checker finds a misspelt name: each call of the command fails.
@@ -98,6 +101,7 @@ def gather_options(argument: str, kind: Callable[..., object], *options: Decorat
 
         @functools.wraps(command)
         def call(*arguments: Any, **given: Any) -> Any:
+            # `given` has the value of each option. Those of the object are taken out of it.
             gathered = {name: given.pop(name) for name in names if name in given}
             return command(*arguments, **{argument: kind(**gathered)}, **given)
 

@@ -57,7 +57,7 @@ def build_source_access(
     from artifacts.repositories.s3_access import ANONYMOUS_S3, S3Access  # noqa: PLC0415  for those who fetch
 
     return SourceAccess(
-        # A mirror is another server, which must not see the token of the source.
+        # server is source: no mirror, which is another server and must not see the token of the source
         token=read_token(source) if server is source else None,
         endpoint=read_endpoint(),
         file_root=file_root,

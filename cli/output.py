@@ -168,9 +168,12 @@ def render_table(
     """
     # Line ends and blanks in a cell become one blank, and control characters visible text.
     cells = [list(titles), *([escape_controls(" ".join(cell.split())) for cell in row] for row in rows)]
+
+    # Each column is as wide as its longest cell; the gaps between columns take a part of the width.
     widths = [max(len(row[number]) for row in cells) for number in range(len(titles))]
     if width is not None:
         _shrink(widths, width - len(_GAP) * (len(titles) - 1), name_columns)
+
     return "\n".join(
         _GAP.join(_cut(cell, size).ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
         for row in cells
@@ -211,6 +214,7 @@ def wrap_text(text: str, width: int, indent: str = "", *, first: str | None = No
 
     The text keeps its own lines, and the blanks at their beginning and between words.
     """
+    # wrapped: the lines so far; while there are none, `first` begins the next one
     wrapped: list[str] = []
     for line in escape_controls(text).expandtabs().splitlines():
         # The line's own blanks at its beginning, but no more than a quarter of the width.

@@ -115,10 +115,12 @@ def command(
       pomona pod-proxy --service team/chat --token-file token --engine-port 8000 --health-path /health
     """
     log_libraries()
+    # preparation: brings the model into the engine; None: the engine starts with its model
     preparation = _plan_preparation(options, source, context_length, allowed_networks) if source else None
     try:
         uvloop.run(run_pod_proxy(options, preparation))
     except PodProxyError as error:
+        # Kubernetes shows the content of this file as the reason why the container ended.
         if termination_log:
             try:
                 termination_log.write_bytes(str(error).encode()[:_MESSAGE_BYTES])

@@ -27,6 +27,7 @@ def command(socket: Path, drain_seconds: float, *, take_over: bool) -> None:
     """
     log_libraries()
     try:
+        # claimed: the control socket, and with --take-over the listeners of the proxy that had it
         with control_socket.claim_socket(socket, take_over=take_over) as claimed:
             uvloop.run(control.run_proxy(claimed, drain_seconds=drain_seconds))
     except SocketError as error:

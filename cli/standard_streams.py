@@ -24,13 +24,15 @@ def usable_streams() -> Iterator[None]:
     for name, mode in _MODES.items():
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open until the end
+
+    # Run the command, then write its output.
     try:
         yield
     finally:
         try:
             sys.stdout.flush()
         except OSError as error:
-            # Python would try again at its end.
+            # Python would try again at its end: what is left goes to the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if error.errno != errno.EPIPE:  # a reader that has read enough, such as `head`, is no failure
                 print(f"Error: standard output: {error.strerror}", file=sys.stderr)

@@ -75,6 +75,7 @@ def command(
         if not files and not sources:
             raise click.UsageError("nothing to serve: give FILES, or --model SOURCE")
         loaded = manifests.load_manifests(files) if files else Manifests()
+
         # own_folder keeps a second agent or command from using the folder.
         with own_folder(folder, standalone=True):
             with _report_unusable_files(folder):
@@ -90,6 +91,7 @@ def command(
         raise click.ClickException(str(error)) from error
     except ArtifactError as error:
         raise click.ClickException(error.message) from error
+
     sys.exit(0 if served else 1)
 
 
@@ -107,10 +109,12 @@ async def _serve(
     # signals: the requests of the user to stop, to abort, and to hand over to an agent, as events
     signals = UserSignals()
     _handle_signals(signals)
+
     host_facts = await asyncio.to_thread(host.read)
     allowed_bytes = budget_bytes(host_facts, budget)
     if allowed_bytes is None:
         raise StartError("cannot read the memory of this machine: give --memory-budget, such as 12GiB")
+
     for source in sources:
         await single.add_source(manifests, source, options)
     for note in (*manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):
@@ -140,6 +144,7 @@ async def _serve(
         if not signals.hand_over.is_set():
             for message in machine.describe_left_engines():
                 print(message, file=sys.stderr)
+        # A question that has ended by itself has printed its own outcome.
         if machine.failure and (asking is None or asking.cancelled()):
             raise StartError(machine.failure)
         if signals.hand_over.is_set():

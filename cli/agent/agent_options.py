@@ -117,12 +117,15 @@ class AgentArguments:
 
         if self.kubeconfig:
             return None
+
+        # joined: the host that this machine has joined as, and its token; None: it has joined no cluster
         try:
             joined = read_joined_host(folder)
         except OSError as error:
             raise OptionsError(f"{folder / FILE_NAME}: {error}: make it readable for this user") from error
         if joined is None:
             return None
+
         is_of_another_host = self.name is not None and self.name != joined.host
         if is_of_another_host:
             raise OptionsError(
@@ -132,7 +135,11 @@ class AgentArguments:
         return HostIdentity(folder, joined)
 
     def read_options(self, folder: Path, identity: "HostIdentity | None") -> AgentOptions:
-        """Return the options as the agent takes them.
+        """Return the options as the agent takes them; relative paths are made absolute.
+
+        Args:
+            folder: the state folder.
+            identity: the identity that `pomona agent join` wrote, which names the host; None: --name names it.
 
         Raises:
             OptionsError: an option is missing, so that every start fails; a service manager does not try again.
@@ -146,6 +153,7 @@ class AgentArguments:
                 f"this machine has not joined a cluster with --state-dir {folder}: run `pomona agent join CODE`, or "
                 "give --name and --kubeconfig"
             )
+
         return AgentOptions(
             name=name,
             folder=folder,
@@ -171,11 +179,12 @@ class AgentArguments:
         Args:
             state_folder: the state folder, which the service names in any case.
         """
+        # 1. Options with a value.
         metrics_address = "off"
         if self.metrics_address is not None:
             address, port = self.metrics_address
             metrics_address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        # Options with a value; None: the option was not given, or has its default, and is left out.
+        # None: the option was not given, or has its default, and is left out.
         given = {
             "--name": self.name,
             "--kubeconfig": self.kubeconfig,
@@ -193,6 +202,8 @@ class AgentArguments:
         for option, value in given.items():
             if value is not None:
                 words += [option, str(value.absolute() if isinstance(value, Path) else value)]
+
+        # 2. The option that may be repeated, the flag, and the options of the owner policy: when the agent may serve.
         for network in self.allowed_networks:
             words += ["--allow-private-sources", str(network)]
         if not self.benchmarks:

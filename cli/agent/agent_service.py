@@ -151,7 +151,7 @@ def read_status(folder: Path, only_pid: int | None = None) -> AgentStatus | None
     try:
         return asyncio.run(AgentClient(folder, only_pid).status())
     except ControlUnreachableError as error:
-        # The socket is there, and this user may not open it.
+        # No agent answers, or the socket is there, and this user may not open it.
         if isinstance(error.__cause__, PermissionError):
             owner = folder.owner() if folder.exists() else "its owner"
             raise click.ClickException(f"{error}: run this command as {owner}, or with sudo") from error
@@ -230,11 +230,13 @@ def _has_ended(state: ServiceState, folder: Path, awaited_run: int | None) -> bo
         folder: the state folder, in which an agent records its end.
         awaited_run: the number of the awaited start; None: the service manager does not count.
     """
+    # was_started: the service manager has made the awaited start
     was_started = False
     if state.runs is not None and awaited_run is not None:
         if state.runs > awaited_run:
             return True
         was_started = state.runs == awaited_run
+
     if state.phase == "running":
         return False
     return was_started or read_last_exit(folder) is not None
@@ -302,6 +304,7 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
         raise click.ClickException(str(error)) from error
 
     # 2. Wait until its process ends; name what still runs now and then.
+    # printed_at: when the last line was printed, in seconds since the start; at first so early that a line is due
     started, printed_at = time.monotonic(), -_LINE_SECONDS
     while psutil.pid_exists(pid):
         waited = time.monotonic() - started

@@ -82,6 +82,8 @@ def _prevent_restarts(given: tuple[str, ...]) -> Iterator[None]:
         supervisor = exit_codes.read_supervisor()
         if supervisor is None:
             raise
+
+        # Keep the reason for `pomona agent status`, print it, and end for good.
         with contextlib.suppress(ValueError):  # no state folder is named in which the reason could be kept
             _save_exit(find_state_folder(given), exit_codes.PERMANENT, error.format_message())
         click.echo(f"Error: {error.format_message()}", err=True)
@@ -120,8 +122,11 @@ def _run_agent(arguments: AgentArguments) -> int:
     """
     import structlog  # noqa: PLC0415 - only an agent logs
 
+    # supervisor: launchd or systemd, which started this process; None: a person did
     folder, supervisor = arguments.folder, exit_codes.read_supervisor()
     _configure_log(folder, supervisor)
+
+    # The reason of an error, and a stop on request, are kept in the state folder for commands that ask later.
     try:
         stopped = asyncio.run(_run_until_signalled(arguments))
     except StartError as error:
@@ -132,9 +137,11 @@ def _run_agent(arguments: AgentArguments) -> int:
             structlog.get_logger().error("agent_not_started", error=str(error), code=code)
         click.echo(f"Error: {error}", err=True)
         return exit_codes.exit_status(code, supervisor)
+
     if stopped:
         _save_exit(folder, exit_codes.STOPPED, "everything was stopped on request")
         return exit_codes.STOPPED
+
     # A signal ended it: Ctrl-C in a terminal is no failure.
     return exit_codes.TERMINATED if supervisor else 0
 
@@ -157,9 +164,9 @@ def _save_exit(folder: Path, code: int, message: str) -> None:
 
 
 async def _run_until_signalled(arguments: AgentArguments) -> bool:
-    """Run the agent until everything is stopped, or SIGTERM or SIGINT, which end the agent only.
+    """Run the agent until `pomona agent stop` has stopped everything, or a signal ends the agent alone.
 
-    Return True if everything is stopped. Raises StartError.
+    Return True if everything is stopped; False after SIGTERM or SIGINT: engines keep running. Raises StartError.
     """
     from kube import credentials  # noqa: PLC0415 - commands about an agent need none of this
     from kube.kubeconfig import CredentialsError  # noqa: PLC0415 - same
@@ -168,18 +175,22 @@ async def _run_until_signalled(arguments: AgentArguments) -> bool:
     import_aiohttp_without_trust()
     from metal_agent.run import run  # noqa: PLC0415 - same
 
+    # 1. The credentials: those of `pomona agent join`, else those of the kubeconfig.
     identity = arguments.read_identity(arguments.folder)
     options = arguments.read_options(arguments.folder, identity)
     try:
         granted = identity.credentials() if identity else credentials.load(arguments.kubeconfig)
     except CredentialsError as error:
         raise OptionsError(str(error)) from error
+
+    # 2. A signal cancels this task, so that `run` below raises CancelledError.
     task = asyncio.current_task()
     assert task  # noqa: S101 - a coroutine that runs has one
     loop = asyncio.get_running_loop()
-    # A signal cancels this task, so that `run` below raises CancelledError.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
+
+    # 3. Run until one of the two ends.
     try:
         await run(granted, options)
     except asyncio.CancelledError:

@@ -56,9 +56,12 @@ def command(
     # What fails is a finding, so warnings of the client are not logged.
     log.configure(errors_only=True)
     checked = _find_host(find_managers(ctx), name, kubeconfig, state_dir)
+
+    # Run the checks, with a folder for what they write.
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
         # On macOS it is below /var, a link; paths that processes report are resolved.
         findings = asyncio.run(run_doctor(checked, Path(folder).resolve(), deep=deep))
+
     if output_format == "text":
         print(format_findings(findings, terminal_width()))
     else:
@@ -80,12 +83,15 @@ def _find_host(
         ServiceError: a service manager cannot say whether it has the agent.
         click.UsageError: there is a kubeconfig, and no name.
     """
+    # 1. Options that are not given here are those of the installed agent.
     manager, folder = find_agent(managers, state_dir)
     # installed: the command line of the installed agent; empty: none is installed
     installed = (manager.read_arguments() if manager else None) or ()
     name = name or find_option(installed, "--name")
     if kubeconfig is None and (installed_kubeconfig := find_option(installed, "--kubeconfig")):
         kubeconfig = Path(installed_kubeconfig)
+
+    # 2. The host, without name and credentials so far.
     checked = CheckedHost(
         folder,
         service=manager.read_state() if manager else None,
@@ -93,11 +99,14 @@ def _find_host(
         program=installed[0] if installed else None,
         is_outdated=manager is not None and manager.find_outdated() is not None,
     )
+
+    # 3. Add them: from the kubeconfig, else from what `pomona agent join` wrote.
     try:
         if kubeconfig:
             if not name:
                 raise click.UsageError("--kubeconfig needs --name: give the name of this host's MetalHost")
             return checked._replace(name=name, credentials=credentials.load(kubeconfig))
+
         joined = read_joined_host(folder)
         if joined is None:
             return checked

@@ -51,7 +51,8 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
       pomona agent install --user --quiet-hours 'Mon-Fri 09:00-17:00 Europe/Berlin'
       pomona agent install --user --name studio-1 --kubeconfig ~/.pomona/kubeconfig
     """
-    # 1. Check the options as the agent will. `other` is the service manager that must not have an agent.
+    # 1. Check the options as the agent will.
+    # manager: the service manager that gets the agent; other: the one that must not have an agent
     managers = find_managers(ctx)
     manager, other = (managers.user, managers.system) if as_user else (managers.system, managers.user)
     arguments = AgentArguments(**given)
@@ -94,10 +95,12 @@ def _find_service_owner(*, as_user: bool, run_as: str | None) -> pwd.struct_pass
         raise click.UsageError("--user installs for the user who calls it: leave out sudo")
     if as_user and run_as:
         raise click.UsageError("--run-as is for a service of the system: leave out --user")
+
     try:
         owner = pwd.getpwnam(run_as) if run_as else find_sudo_caller() or pwd.getpwuid(os.geteuid())
     except KeyError as error:
         raise click.ClickException(f"--run-as {run_as}: there is no such user: name one of this machine") from error
+
     # As root, all engines would run with all rights: that has to be asked for.
     if owner.pw_uid == 0 and not (as_user or run_as):
         raise click.ClickException(
@@ -120,6 +123,7 @@ def _build_definition(
     Raises:
         click.ClickException: the program does not exist, or a variable to pass on has a secret.
     """
+    # output: the file of what the agent prints; sources: variables that say from where weights come
     if not program.exists():
         raise click.ClickException(f"there is no {program} to start: install Pomona into an environment, not by path")
     return ServiceDefinition(

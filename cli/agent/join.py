@@ -39,6 +39,8 @@ def command(code: str, *, state_dir: Path | None) -> None:
         joined = asyncio.run(join_cluster(content, folder))
     except (JoinCodeError, JoinError) as error:
         raise click.ClickException(str(error)) from error
+
+    # Say what this machine is now, and how the agent is installed with the same state folder.
     click.echo(escape_controls(f"this machine is host {joined.host} of {joined.server} ({folder / FILE_NAME})"))
     option = f" {STATE_OPTION} {shlex.quote(str(folder))}" if state_dir else ""
     click.echo(f"keep it running: sudo {PROGRAM} agent install{option}")

@@ -38,10 +38,13 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
         manager, state_folder = find_agent(find_managers(ctx), state_dir)
         folder = state_folder / "logs"
         path = _find_engine_log(folder, engine) if engine else folder / AGENT_LOG
+
+        # 1. The file to which the service manager writes what the agent prints outside of its log.
         if engine is None:
-            # The file to which the service manager writes what the agent prints outside of its log.
             start_log = find_start_log(state_folder, is_of_system=manager is not None and manager.needs_root)
             _print_newer_output(start_log, path, lines)
+
+        # 2. The end of the log, and with --follow what is added to it.
         for line in read_last_lines(path, lines):
             click.echo(show_raw(line), nl=False)
         if follow:
@@ -78,7 +81,7 @@ def _print_newer_output(start_log: Path, log: Path, count: int) -> None:
     Raises:
         click.exceptions.Exit: there is no log, so that there is nothing more to print.
     """
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):  # start_log is missing
         output = start_log.stat()
         is_newer = not log.exists() or output.st_mtime > log.stat().st_mtime
         if output.st_size and is_newer:

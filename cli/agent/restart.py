@@ -42,12 +42,16 @@ def command(ctx: click.Context) -> None:
     """
     manager = find_installed(ctx)
     folder = find_agent_state_folder(manager)
+    # previous: the status of the agent that runs; None: none answers
+    # outdated: the definition of the service that has to be written anew; None: it is up to date
     previous = read_status(folder)
     outdated = _find_outdated_definition(manager, find_managers(ctx).program)
+
     try:
         status = restart_agent(manager, folder, previous, outdated)
     except click.ClickException as error:
         raise click.ClickException(f"{error.message}{_advise_downgrade(previous)}") from error
+
     print(describe_agent(status))
     if outdated and _lacks_root(manager):
         print(
@@ -77,12 +81,15 @@ def restart_agent(
     """
     if _lacks_root(manager):
         return _signal_agent(manager, folder, previous)
+
+    # To install the service also restarts it.
     start: Callable[[], None] = manager.restart if outdated is None else lambda: manager.install(outdated)
-    forget_last_exit(folder)
+    forget_last_exit(folder)  # so that `await_agent` takes no earlier end for that of this start
     try:
         start()
     except ServiceError as error:
         raise click.ClickException(explain_failure(error, folder)) from error
+
     return await_agent(folder, manager, previous_pid=previous.pid if previous else None)
 
 
@@ -102,7 +109,7 @@ def _signal_agent(manager: ServiceManager, folder: Path, previous: AgentStatus |
     if pid is not None:
         try:
             os.kill(pid, signal.SIGTERM)
-        except ProcessLookupError:
+        except ProcessLookupError:  # it has ended already
             pass
         except PermissionError as error:
             raise click.ClickException(

@@ -44,11 +44,13 @@ def command(ctx: click.Context, state_dir: Path | None, output_format: str) -> N
       pomona agent status
       pomona agent status -o json
     """
+    # service: the service manager's view; agent: the agent's own, None if none answers; each may be missing
     manager, folder = find_agent(find_managers(ctx), state_dir)
     service = manager.read_state() if manager else None
     agent = read_status(folder)
     last_exit = None if agent else read_last_exit(folder)
     report = AgentReport(state_folder=str(folder), service=service, agent=agent, last_exit=last_exit)
+
     if output_format == "text":
         print(format_report(report, terminal_width()))
     else:
@@ -59,6 +61,8 @@ def command(ctx: click.Context, state_dir: Path | None, output_format: str) -> N
 def format_report(report: AgentReport, width: int) -> str:
     """Return the report as lines of at most `width` columns, with a table of the processes."""
     lines = [("state folder", report.state_folder)]  # label and value; an empty label continues the line before
+
+    # 1. The service manager's view, and how the last agent ended.
     if service := report.service:
         pid = f", process {service.pid}" if service.pid else ""
         runs = f", started {service.runs} times" if service.runs and service.runs > 1 else ""
@@ -69,6 +73,8 @@ def format_report(report: AgentReport, width: int) -> str:
         lines.append(("service", "none: `pomona agent install` makes it one"))
     if last_exit := report.last_exit:
         lines.append(("ended", f"{last_exit.ended_at}, {last_exit.message}"))
+
+    # 2. The agent's own view.
     if agent := report.agent:
         lines += [
             ("agent", f"{agent.host}, {_describe_state(agent)} as process {agent.pid}"),
@@ -85,6 +91,8 @@ def format_report(report: AgentReport, width: int) -> str:
         lines.append(("memory", f"{size_text(agent.available_bytes)} of {size_text(agent.budget_bytes)} are free"))
     else:
         lines.append(("agent", "does not answer: see `pomona agent logs`"))
+
+    # 3. The lines as text, and below them the processes, if there are any.
     text = "\n".join(line for label, value in lines for line in _format_line(label, value, width))
     return f"{text}\n\n{_format_processes(report.agent, width)}" if report.agent and report.agent.processes else text
 

@@ -24,9 +24,12 @@ def command(ctx: click.Context, *, keep_serving: bool) -> None:
     manager = find_installed(ctx)
     require_root(manager)
     folder = find_agent_state_folder(manager)
+
+    # is_all_stopped: everything was stopped just now, or by `pomona agent stop` before
     stopped_now = not keep_serving and _stop_everything(manager, folder)
     is_all_stopped = stopped_now or was_stopped(folder)
     manager.uninstall()
+
     if is_all_stopped:
         print("everything is stopped")
     else:

@@ -49,6 +49,7 @@ def command(state_dir: Path | None, *, removed: tuple[str, ...], output_format: 
         stored = store.stored()
     except OSError as error:
         raise click.ClickException(f"{error.filename or folder}: {error.strerror or error}") from error
+
     if output_format != "table":
         print_facts([_describe(entry) for entry in stored], output_format)
     elif stored:
@@ -89,11 +90,14 @@ def _remove(store: WeightsStore, text: str) -> None:
     """
     if not text:
         raise click.BadParameter("--remove '' names no weights: give the first digits of a digest")
+
+    # matching: the manifests of the weights that `text` may mean, each with digest, size and source
     matching = [weights.manifest for weights in store.stored() if weights.manifest.digest.startswith(text.lower())]
     if len(matching) != 1:
         problem = "no weights have" if not matching else f"{len(matching)} weights have"
         raise click.ClickException(f"{problem} a digest that begins with {text!r}: see `pomona agent weights`")
     (manifest,) = matching
+
     # The store keeps weights that an engine has open, and returns False. Messages show the first digits of a digest.
     if not store.remove(manifest.digest):
         raise click.ClickException(

@@ -64,6 +64,8 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool, timeout: float | 
     print(f"draining {name}; `{program_name()} host uncordon {name}{target.render()}` takes it back")
     if no_wait:
         return
+
+    # However the wait ends, the drain goes on.
     try:
         run_in_cluster(target, lambda cluster: wait_until_drained(cluster, host), timeout=timeout)
     except TimeoutError as error:
@@ -99,6 +101,7 @@ async def wait_until_drained(cluster: Cluster, host: Obj) -> None:
         Unreachable: the API server does not answer.
     """
     metadata, printed_message = host["metadata"], ""
+    # states: the host as it is now and after each change; None: there is no host of this name
     states = watch_object(cluster.client, METAL_HOSTS, metadata["name"])
     async with contextlib.aclosing(states):
         async for current in states:
@@ -109,9 +112,11 @@ async def wait_until_drained(cluster: Cluster, host: Obj) -> None:
                 raise click.ClickException(
                     f"the drain of {metadata['name']} was taken back (spec.drain is not true): what is left there stays"
                 )
+
+            # drained: the condition in which the controller reports this drain, once it has seen it
             drained = find_condition(current, DRAINED)
             if drained.get("observedGeneration", 0) < metadata["generation"]:
-                continue  # it is that of an earlier drain
+                continue  # the controller has not seen this drain yet
             if drained["status"] == "True":
                 return
             if drained["message"] != printed_message:

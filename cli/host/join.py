@@ -28,6 +28,8 @@ def command(name: str, *, server: str | None, target: ClusterOptions) -> None:
         code = run_in_cluster(target, lambda cluster: invite_host(cluster.client, cluster.credentials, name, server))
     except InvitationError as error:
         raise click.ClickException(str(error)) from error
+
+    # The explanation goes to standard error, so that the code alone can be piped.
     click.echo(f"On the machine that becomes host {name}, within {CODE_SECONDS // 60} minutes:\n", err=True)
     click.echo("  pomona agent join CODE\n", err=True)
     click.echo("with this CODE, which works once (hand it over as you would a password):\n", err=True)

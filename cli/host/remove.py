@@ -34,6 +34,7 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
     """
     from metal_agent.join.invitation import InvitationError, check_host_name  # noqa: PLC0415 - not needed for --help
 
+    # A name that no host can have is refused before the cluster is asked.
     try:
         check_host_name(name)
     except InvitationError as error:
@@ -49,11 +50,14 @@ async def _remove(cluster: Cluster, name: str, *, yes: bool) -> None:
         remove_host,
     )
 
+    # 1. Ask first, if processes are bound to the host.
     bound = await list_bound_processes(cluster.client, name)
     if bound and not yes:
         consequences = describe_removal(name, bound, cluster.target)
         click.echo("\n".join(wrap_text(consequences, progress_width())), err=True)
         confirm(f"host {name} has processes", "Remove it now?")
+
+    # 2. Remove its rights and objects. `deleted` names what was removed; empty: there was nothing.
     deleted = await remove_host(cluster.client, name)
     if deleted:
         # API servers accept a token for so long after its removal, since they cache reviews of tokens.
@@ -66,6 +70,8 @@ async def _remove(cluster: Cluster, name: str, *, yes: bool) -> None:
         near = get_close_matches(name, names, n=1)
         rest = f"did you mean {near[0]}?" if near else "nothing to remove"
         click.echo(f"host {name} has no rights and no objects: {rest}")
+
+    # 3. Say what is left to do.
     if left := await list_bound_processes(cluster.client, name):
         click.echo(warn_of_bound_processes(name, left), err=True)
     if services := sorted({_service(process) for process in bound}):

@@ -55,12 +55,14 @@ def command(name: str, changes: tuple[str, ...], *, target: ClusterOptions) -> N
         """
         # The last of `_TRIES` tries raises the conflict.
         for tries in range(_TRIES):
+            # 1. Change the taints that the host has now.
             host = await read_object(cluster.client, METAL_HOSTS, name)
             before = host.get("spec", {}).get("taints") or []
             taints = apply_changes(before, wanted)
             if taints == before:
                 return taints
-            # The version refuses the list if others have edited it meanwhile.
+
+            # 2. Write the list; its version has the API server refuse it if others have edited the host meanwhile.
             version = {"resourceVersion": host["metadata"]["resourceVersion"]}
             patch = {"metadata": version, "spec": {"taints": taints}}
             try:

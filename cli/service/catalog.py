@@ -39,10 +39,9 @@ def command(*, output_format: str) -> None:
     # _COLUMNS read a cell from a row; _NOTE explains the columns.
     rows: list[dict[str, Any]] = [{"name": name, "entry": entry} for name, entry in entries.items()]
     cells = [[column.read(row) for column in _COLUMNS] for row in rows]
-    width = terminal_width()
     print(render_table([column.title for column in _COLUMNS], cells, progress_width(), {0}))
     note = _NOTE.replace("`pomona ", f"`{program_name()} ")
-    print("\n".join(["", *wrap_text(note, width)]))
+    print("\n".join(["", *wrap_text(note, terminal_width())]))
 
 
 def _format_size(gigabytes: float | None, *, is_low: bool = False) -> str:

@@ -80,6 +80,7 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
             f"--model {options.model}: neither a source, such as hf://ORG/REPO/FILE.gguf, nor the name of a Model"
         )
     else:
+        # The name of a Model, which states its source itself: options of a source would do nothing.
         source_options = {
             "--model-name": options.model_name,
             "--files": options.files,
