@@ -39,6 +39,7 @@ class UndeclaredFields:
     """
 
     def __init__(self) -> None:
+        # The time, by `time.monotonic`, until which each field is left out.
         self._left_out_until: dict[tuple[Resource, FieldPath], float] = {}
 
     def leave_out(self, resource: Resource, status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -55,15 +56,17 @@ class UndeclaredFields:
         2. If it names none, but the object is invalid: perhaps because of a field that is left out already, and that
            the server requires within another. Then the whole top-level field of the status that has it is left out.
         """
-        # The names in a path such as `.coreLevels[0].speed`.
+        # The fields that the error names: of `.coreLevels[0].speed`, the path is ("coreLevels", "speed").
         paths = {tuple(filter(None, _FIELD_NAME.findall(text))) for text in _UNDECLARED.findall(error.message)}
         if not paths and error.status == _INVALID:  # 422: perhaps a field is required that is left out already
             paths = self._list_paths(resource)
+
+        # Try the paths alone. Only if that changes nothing in what is sent, try their whole top-level fields.
         whole_fields = {path[:1] for path in paths}
-        for left_out in (paths, whole_fields):  # whole fields only if the paths alone change nothing in what is sent
+        for left_out in (paths, whole_fields):
             for path in left_out:
                 self._left_out_until[resource, path] = time.monotonic() + UNDECLARED_SECONDS
-            if self.leave_out(resource, sent) != sent:  # less is sent the next time
+            if self.leave_out(resource, sent) != sent:  # without what is left out now, less is sent the next time
                 fields = sorted(map(".".join, left_out))
                 remedy = "apply the newer crds/"
                 log.warning("status_fields_unknown", resource=str(resource), fields=fields, remedy=remedy)
@@ -131,13 +134,17 @@ async def apply_status(
     """
     metadata = observed["metadata"]
     identity = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
+
     tries_left = _STATUS_TRIES
     while True:
+        # known_status: without the fields that this server has refused lately
         known_status = undeclared.leave_out(resource, status)
         if is_applied(resource, {"status": known_status}, observed, field_manager, "status"):
             return observed
+
         version = {"resourceVersion": observed["metadata"]["resourceVersion"]}
         desired = {"metadata": {**identity, **version}, "status": known_status}
+
         try:
             return await client.apply(resource, desired, field_manager=field_manager, subresource="status")
         except Conflict as conflict:

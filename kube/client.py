@@ -149,10 +149,7 @@ class Client:
         return await self._list_pages(resource, namespace, query, read=read, complete=completion, most=most)
 
     async def list_cached(self, resource: Resource, *, field_selector: str = "") -> ObjectList:
-        """Read all objects that match as the API server's cache has them: they may be old, and cost etcd nothing.
-
-        The items are as they were sent, without apiVersion and kind.
-        """
+        """Read what matches from the API server's cache: it may be old, and lacks apiVersion and kind."""
         # With a limit, some API servers would read from etcd.
         query = _build_selectors("", field_selector) | {"resourceVersion": "0"}
         call = _describe_call("list", resource, None, None)
@@ -193,6 +190,7 @@ class Client:
         query = _build_selectors(label_selector, field_selector)
         query |= {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": resource_version}
         request = Request("GET", resource.path(namespace), query)
+
         started = time.monotonic()
         async with self._transport.stream(request, idle_seconds=WATCH_IDLE_SECONDS) as stream:
             self._on_call("watch", resource, stream.status, time.monotonic() - started)
@@ -289,6 +287,7 @@ class Client:
         if tail_lines is not None:
             query["tailLines"] = str(tail_lines)
         request = Request("GET", PODS.path(namespace, pod, "log"), query, accept="*/*")
+
         idle_seconds = LOG_IDLE_SECONDS if follow else WATCH_IDLE_SECONDS
         async with self._transport.stream(request, idle_seconds=idle_seconds) as stream:
             if stream.status != 200:  # noqa: PLR2004 - OK
@@ -388,6 +387,7 @@ class Client:
             if response.status != 429 or wait is None or not tries_left:  # noqa: PLR2004 - Too Many Requests
                 break
             await asyncio.sleep(min(wait, _THROTTLED_MOST_SECONDS))
+
         if not 200 <= response.status < 300:  # noqa: PLR2004 - success
             raise _build_refusal(call, response)
         return response.body

@@ -59,15 +59,19 @@ class Comparison:
         A desired None stands for no field. With `zero_is_absent`, an absent field is equal to an empty value or 0.
         """
         desired = {name: value for name, value in desired.items() if value is not None}
-        # If `owned` is empty, it names no field: the map is ours as a whole (atomic). But an empty desired map only
-        # states that the field exists, so fields that the server adds to it are no difference.
+
+        # 1. Is anything there that is ours, and no longer desired? `owned` names the fields of the map that we own. If
+        # it is empty, the map is ours as a whole (atomic). But an empty desired map only states that the field exists,
+        # so fields that the server adds to it are no difference.
         is_atomic = owned is not None and not owned and bool(desired)
-        if is_atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:  # then a field of ours is not desired
+        if is_atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:  # fields that the server adds itself
             return False
         owned_by_name = _list_fields(owned or {})
         if any(name in observed and name not in desired for name in owned_by_name):
             return False
-        # In an atomic map, each field is ours as a whole, too ({}); else None stands for one that is not ours.
+
+        # 2. Is all there that is desired? What we own within each field is decided by the map: in an atomic one the
+        # field is ours as a whole, too ({}); in another one, None stands for a field that is not ours.
         for name, value in desired.items():
             if name not in observed:
                 if self.zero_is_absent and not value:
@@ -113,12 +117,15 @@ class Comparison:
         `owned` has, for each item that we own, the fields that identify it (such as `containerPort` and `protocol`),
         and the fields that we own in it. All items of one list are identified by the same fields.
         """
+        # 1. Is each item that we own still desired?
+        # `_identifies` compares two items by the fields `keys`.
         first_identity, _ = owned[0]
         keys = first_identity.keys()
         for identity, _ in owned:
             if not any(_identifies(item, identity, keys) for item in desired):
                 return False  # we own an item that is no longer desired
-        # The search for each item goes on behind the one before, so that another order is a difference.
+
+        # 2. Is each desired item there? The search goes on behind the item before, so another order is a difference.
         following = iter(observed)  # `next` leaves it behind the item that was found
         for item in desired:
             counterpart = next((other for other in following if _identifies(item, other, keys)), None)
@@ -142,6 +149,7 @@ def list_dropped(sent: Any, answer: Any, path: str = "") -> list[str]:
             elif _has_content(value):
                 dropped.append(f"{path}.{name}")
         return dropped
+
     if isinstance(sent, list) and isinstance(answer, list):
         return [lost for position, item in enumerate(sent) for lost in _list_dropped_item(item, answer, path, position)]
     return []
@@ -182,9 +190,11 @@ def covers_owned(owned: FieldSet, desired: Any) -> bool:
         return all(
             f"f:{name}" in owned and covers_owned(owned[f"f:{name}"], value) for name, value in desired.items() if value
         )
+
     if isinstance(desired, list) and (items := _list_keyed_items(owned)):
         first_identity, _ = items[0]
         keys = first_identity.keys()
+        # Each desired item is one of ours by its keys, and its fields are still owned.
         return all(
             any(_identifies(item, identity, keys) and covers_owned(fields, item) for identity, fields in items)
             for item in desired

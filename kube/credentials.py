@@ -142,12 +142,13 @@ class TokenFile:
         """
         try:
             stat = self._path.stat()
+            # _last_stamp: inode and time of change of the file that was read last
             if self._last_stamp != (stat.st_ino, stat.st_mtime_ns):  # it was replaced or written
                 text = self._path.read_text(encoding="ascii").strip()
                 self._token = text or self._token  # a file that is empty, as while it is written, changes nothing
                 self._last_stamp = (stat.st_ino, stat.st_mtime_ns)
         except (OSError, UnicodeError) as error:
-            if not self._token:
+            if not self._token:  # else the last token stays in use
                 raise CredentialsError(f"token file {self._path}: {error}") from error
         if not self._token:
             raise CredentialsError(f"token file {self._path}: is empty: write a token into it")
@@ -201,12 +202,15 @@ class Plugin:
         # The first import takes most of a second, and 21 MiB that most processes do not need.
         library = await asyncio.to_thread(importlib.import_module, "kubernetes.aio.client")
         config = await asyncio.to_thread(importlib.import_module, "kubernetes.aio.config")
+
         settings = library.Configuration()
         try:
             async with asyncio.timeout(PLUGIN_SECONDS):
                 loader = await config.load_kube_config_from_dict(self._config, client_configuration=settings)
         except (TimeoutError, ValueError, OSError, config.ConfigException) as error:
             raise CredentialsError(f"{self._entry.source}: cannot log in: {error}") from error
+
+        # Keep the token, as the value of the header, and the certificate.
         self._header = settings.api_key.get("BearerToken")
         certificate = settings.cert_file
         if not self._header and not certificate:
@@ -214,6 +218,8 @@ class Plugin:
             raise CredentialsError(f"{self._entry.source}: {problem}")
         if certificate and self._tls:
             self._tls.load_cert_chain(certificate, settings.key_file)
+
+        # Run the plugin again shortly before they expire; without a stated time, only after a refusal.
         expiry = getattr(loader, "exec_plugin_expiry", None)
         expires_at = expiry.timestamp() - _EXPIRY_MARGIN_SECONDS if expiry else float("inf")
         earliest_login = time.time() + PLUGIN_SECONDS  # whatever the plugin states, it is not run all the time
@@ -236,15 +242,18 @@ def load(
     Raises:
         CredentialsError: no configuration, or one that cannot be used.
     """
+    # A pod has its ServiceAccount, which counts unless a kubeconfig or a context is named.
     names_kubeconfig = kubeconfig is not None or environ.get("KUBECONFIG") or context
     if not names_kubeconfig and environ.get("KUBERNETES_SERVICE_HOST"):
         return _load_in_cluster(environ, token_file)
+
     if kubeconfig is not None:
         paths = [kubeconfig]
     elif environ.get("KUBECONFIG"):
         paths = [Path(path).expanduser() for path in environ["KUBECONFIG"].split(os.pathsep) if path]
     else:
         paths = [Path("~/.kube/config").expanduser()]
+
     entry = read_kubeconfig(paths, context)
     tls = _build_client_tls(entry)
     return Credentials(

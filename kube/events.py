@@ -61,17 +61,20 @@ class EventRecorder:
         # 1. Count it in its series.
         key = (regarding["kind"], metadata.get("uid", metadata["name"]), type, reason, note, action)
         now = asyncio.get_running_loop().time()
+
         series = self._series.pop(key, None)  # what is known of an equal event before; put back below
         if series is None or now - series.happened_at >= SERIES_SECONDS:
             name = f"{metadata['name'][:200].rstrip('-.')}.{time.time_ns():x}"
             namespace = metadata.get("namespace") or "default"
             series = _Series(namespace=namespace, name=name, happened_at=now, written_at=now, count=0)
+
         series.happened_at = now
         series.count += 1
         # Popped and put back, so the dict is in the order of last use: its first series is the one to drop.
         self._series[key] = series
         if len(self._series) > _SERIES_KEPT:
             del self._series[next(iter(self._series))]
+        # The first event of a series is written at once, a repetition at most once in `REFRESH_SECONDS`.
         if series.count > 1 and now - series.written_at < REFRESH_SECONDS:
             return
 
@@ -88,6 +91,7 @@ class EventRecorder:
             "action": action,
             "note": note.encode()[:_NOTE_BYTES].decode(errors="ignore"),
         }
+
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 await self._write(series, body)

@@ -42,6 +42,8 @@ def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> K
     existing = [path for path in paths if path.is_file()]
     if not existing:
         raise CredentialsError(f"kubeconfig {source}: no such file; pass --kubeconfig or set KUBECONFIG")
+
+    # Merge the files: by section, then by name.
     current = context_name or ""
     sections: dict[str, dict[str, dict[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
     for path in existing:
@@ -51,6 +53,8 @@ def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> K
             for name, entry in _list_entries(path, config, section):
                 # As in kubectl, the first file that has a name wins.
                 entries.setdefault(name, _make_paths_absolute(entry, path.parent))
+
+    # A context names a cluster and a user.
     if not current:
         raise CredentialsError(f"kubeconfig {source}: no current-context; run kubectl config use-context NAME")
     context = _pick_entry(source, sections, "contexts", current)

@@ -139,6 +139,7 @@ class Elector:
                 lease = {"metadata": metadata, "spec": self._build_spec({})}
                 self._remember(await self.client.create(LEASES, lease))
                 return True
+
         # It is free if it is ours or released, or if its holder has not changed it for its whole duration.
         if not may_take(self._spec, self.identity, _now() - self._spec_changed_at):
             return False
@@ -237,6 +238,7 @@ class HostLease:
                 if renewed:
                     wait = interval_seconds
                     on_renewed()
+
             await asyncio.sleep(wait)
 
     async def _renew(self) -> bool:
@@ -247,8 +249,10 @@ class HostLease:
 
         Raises ApiError, Unreachable, and HeldElsewhereError when its holder still renews it.
         """
+        # _version: that of the Lease which we may write; empty if there is none; None if that is not known
         if self._version is None and not await self._check_holder():
             return False
+
         spec = {
             "holderIdentity": self.identity,
             "leaseDurationSeconds": self.duration_seconds,
@@ -274,6 +278,8 @@ class HostLease:
         except NotFound:
             self._version = ""
             return True
+
+        # _rival_spec: the spec that another holder wrote, as first seen; empty if there was none so far
         spec = lease.get("spec") or {}
         if not may_take(spec, self.identity, unchanged_seconds=0.0):  # neither ours nor released
             if self._rival_spec and spec != self._rival_spec:
@@ -283,5 +289,6 @@ class HostLease:
                 log.warning("host_lease_held", lease=self.name, by=spec["holderIdentity"])
             if not may_take(spec, self.identity, _now() - self._rival_since):
                 return False  # the holder is not silent for long enough yet
+
         self._version = lease["metadata"]["resourceVersion"]
         return True

@@ -75,6 +75,8 @@ class _PortForwarder:
         Raises ApiError and Unreachable.
         """
         credentials = self._credentials
+
+        # A refused token is refreshed once: the second try is the last one.
         for is_last in (False, True):
             authorization = None
             try:
@@ -143,10 +145,12 @@ async def _receive(socket: aiohttp.ClientWebSocketResponse, writer: asyncio.Stre
     async for message in socket:
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
             continue
+
         channel, data = message.data[0], message.data[1:]
         if channel in awaits_port:
             awaits_port.discard(channel)
             data = data[_PORT_BYTES:]
+
         if channel == _ERROR and data:
             return
         if channel == _DATA and data:

@@ -37,6 +37,7 @@ class WorkQueue(Generic[K]):
         self._ready: asyncio.PriorityQueue[tuple[bool, int, K]] = asyncio.PriorityQueue()
         """Keys that a worker may take: first False for an urgent key, then a number that keeps the others in order."""
         self._numbers = itertools.count()
+
         self._pause_seconds = pause_seconds
         self._paused: set[K] = set()
         """Keys whose pause after a reconcile is not over."""
@@ -161,6 +162,7 @@ async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
         try:
             async with asyncio.timeout(timeout_seconds):
                 next_seconds = await reconcile(key)
+        # `retry` enqueues the key again after its back-off, and returns the seconds until then.
         except (ApiError, LeadershipLost, NotOurs, Unreachable, TimeoutError) as error:
             what = str(error) or f"no result within {timeout_seconds} s"
             log.warning("reconcile_failed", key=key, error=what, retry_seconds=round(queue.retry(key), 1))
@@ -169,7 +171,7 @@ async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
         except Exception:  # a defect in one reconcile must not stop all the others
             log.exception("reconcile_crashed", key=key, retry_seconds=round(queue.retry(key), 1))
         else:
-            queue.forget(key)
+            queue.forget(key)  # its failures, so that the next one begins a new back-off
             if next_seconds is not None:
                 queue.add_after(key, next_seconds)
         finally:

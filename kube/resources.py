@@ -46,6 +46,7 @@ class Resource:
                 parts += ["namespaces", self._segment("namespace", namespace)]
             elif name is not None:
                 raise self._invalid(f"{self.plural} {name} has no namespace: state it")
+
         parts.append(self.plural)
         if name is not None:
             parts.append(self._segment("name", name))

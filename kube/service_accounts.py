@@ -52,6 +52,7 @@ async def request_token(client: Client, namespace: str, name: str, lifetime_seco
         "metadata": {"namespace": namespace, "name": name},
         "spec": {"expirationSeconds": lifetime_seconds},
     }
+
     answer = await client.create_subresource(SERVICE_ACCOUNTS, name, namespace, "token", request)
     try:
         granted = msgspec.convert(answer, _TokenRequest)
@@ -60,5 +61,6 @@ async def request_token(client: Client, namespace: str, name: str, lifetime_seco
         raise Unreachable(
             f"create token of {SERVICE_ACCOUNTS} {namespace}/{name}: the answer has no token: {error}"
         ) from error
+
     spec, status = granted.spec, granted.status
     return GrantedToken(status.token, spec.expiration_seconds, status.expiration_timestamp, spec.audiences)

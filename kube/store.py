@@ -71,6 +71,8 @@ class Store:
     def __init__(self) -> None:
         self._objects: defaultdict[Resource, dict[ObjectKey, Obj]] = defaultdict(dict)
         self._indexes: defaultdict[Resource, dict[str, _Index]] = defaultdict(dict)  # by the name given to `add_index`
+
+        # Computed values, kept until what they were computed from changes.
         self._derived: defaultdict[Resource, dict[ObjectKey, dict[str, tuple[tuple[object, ...], Any]]]]
         """Results of `derive` for each object, by name: the inputs that they were computed from, and the value."""
         self._derived = defaultdict(dict)
@@ -101,8 +103,10 @@ class Store:
                 return False  # known in this version or a later one
             if not is_same_object and _is_newer(old_version, version):
                 return False  # a predecessor of the object that is known
+
         if uid in self._deleted_versions and not _is_newer(version, self._deleted_versions[uid]):
             return False  # deleted since
+
         self._set(resource, object_key(obj), obj)
         return True
 
@@ -128,6 +132,7 @@ class Store:
         old = self._objects[resource].get(key)
         if uid and resource_version:
             self._remember_deletion(uid, resource_version)
+
         if not old or (uid and _read_version(old)[0] != uid):
             return False
         self._set(resource, key, None)
@@ -192,11 +197,13 @@ class Store:
         current_inputs = (obj, *inputs)
         is_stored = self._objects[resource].get(key) is obj
         derived = self._derived[resource].setdefault(key, {}) if is_stored else {}  # otherwise nothing is kept
+
         last_inputs, last_value = derived.get(name, ((), None))
         # The same objects, not equal ones: a stored object never changes.
         if len(last_inputs) == len(current_inputs) and all(map(operator.is_, last_inputs, current_inputs)):
             result: T = last_value
             return result
+
         value = compute()
         derived[name] = current_inputs, value
         return value
@@ -236,6 +243,7 @@ class Store:
         before = self.snapshot(resource, namespace) if before is None else before
         present = {object_key(obj): obj for obj in items}
         self._drop_vanished(resource, before, present)
+
         for key, obj in present.items():
             old = self._objects[resource].get(key)
             if old and _read_version(old) == before.get(key):
@@ -259,6 +267,7 @@ class Store:
         before = self.snapshot(resource, namespace)
         listed = await client.list_metadata(resource, namespace, label_selector=label_selector)
         dropped = self._drop_vanished(resource, before, {object_key(obj): obj for obj in listed.items})
+
         outdated = sum(self._is_outdated(resource, obj) for obj in listed.items)
         if outdated:
             # Again, because `replace` needs the versions from before the second list.
@@ -286,6 +295,7 @@ class Store:
         for key, (uid, version) in before.items():
             old = self._objects[resource].get(key)
             listed = present.get(key)
+            # Unchanged: not put since `before`. Listed: the list has this very object, by its uid.
             is_unchanged = old is not None and _read_version(old) == (uid, version)
             is_listed = listed is not None and _read_version(listed)[0] == uid
             if is_unchanged and not is_listed:
@@ -308,13 +318,17 @@ class Store:
         if new is not None and resource in self._reductions:
             # Reduced now, or already by `keep_part`, which marks its result by the class: only a plain dict is stored.
             new = dict(new) if isinstance(new, _ReducedObject) else self._reductions[resource](new)
+
+        # Outdate what was computed from the old object.
         self.revision += 1
         self._revisions[resource] += 1  # outdates what `summarize` keeps of this resource
         self._derived[resource].pop(key, None)  # what was derived from the old object
+
         if new is None:
             objects.pop(key, None)
         else:
             objects[key] = new
+
         for index in self._indexes[resource].values():
             index.change(key, old, new)
         for listener in self._listeners:

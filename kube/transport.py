@@ -171,7 +171,8 @@ class AiohttpTransport:
         headers = {"Accept": request.accept, "User-Agent": "pomona"}
         if request.body is not None:
             headers["Content-Type"] = request.content_type
-        async with _unreachable(request):
+
+        async with _unreachable(request):  # which turns errors of the connection into Unreachable
             if authorization := await credentials.authorization():
                 headers["Authorization"] = authorization
             session = self._streams if is_stream else self._requests

@@ -89,6 +89,7 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
     """
     resource, namespace, label_selector, field_selector, read = selection
     version, failures = "", 0  # an empty version: list first; failures: tries in a row without an event
+
     while True:
         event_count, retry_after_seconds = 0, 0.0
         try:
@@ -96,6 +97,7 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
                 version = await load(client, store, selection)
                 if synced:
                     synced.set()
+
             watched_events = client.watch(
                 resource,
                 namespace,
@@ -117,6 +119,7 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
             retry_after_seconds = min(error.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS)
             log_refusal = log.info if isinstance(error, Gone) else log.warning
             log_refusal("watch_refused", resource=str(resource), namespace=namespace, error=str(error))
+
         # A server may end a watch without an event, as on its restart: then the next watch waits.
         failures = 0 if event_count else failures + 1
         if failures:
@@ -132,6 +135,7 @@ async def load(client: Client, store: WatchCache, selection: Selection) -> str:
     """
     resource, namespace, label_selector, field_selector, read = selection
     before = store.snapshot(resource, namespace)  # to tell which objects change while the list is read
+
     listed = await client.list(
         resource,
         namespace,
@@ -140,6 +144,7 @@ async def load(client: Client, store: WatchCache, selection: Selection) -> str:
         read=read,
         part=functools.partial(store.keep_part, resource) if read is None else None,
     )
+
     store.replace(resource, listed.items, namespace=namespace, before=before)
     return listed.resource_version
 

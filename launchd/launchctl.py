@@ -64,6 +64,7 @@ def read_job_state(output: str) -> JobState:
     properties = dict[str, str]()
     # An output that does not begin with the job's own `... = {` is an excerpt from inside of the job.
     depth = 0 if output.split("\n", 1)[0].endswith("= {") else 1
+
     for line in map(str.strip, output.splitlines()):
         if line == "}":
             depth -= 1
@@ -73,6 +74,8 @@ def read_job_state(output: str) -> JobState:
             key, equals, value = line.partition(" = ")
             if equals:
                 properties.setdefault(key, value)
+
+    # None: launchctl did not print it.
     return JobState(
         state=properties.get("state"),
         pid=_read_number(properties.get("pid")),
@@ -169,6 +172,8 @@ class Launchd(ServiceManager):
                 jobs.append((domain, read_job_state(output)))
             elif code not in NO_DOMAIN | {NOT_LOADED}:
                 raise ServiceError(f"launchctl print {domain}/{LABEL}: {explain_code(code, output)}")
+
+        # Prefer the job that runs.
         for domain, job in jobs:
             if job.is_running:
                 return domain, job
@@ -246,11 +251,13 @@ class Launchd(ServiceManager):
             state = read_job_state(self._call("print", job))
             if state.is_running and state.pid == previous_pid:
                 return
+
             # launchd does not start a job again that ended with 0, as an agent does whose error no restart mends.
             has_ended_for_good = state.state == "not running" and state.last_exit == "0"
             if tries and has_ended_for_good:
                 break
             previous_pid = state.pid if state.is_running else None
+
         # The agent itself never ends with 78 under launchd: launchd has it when it cannot start a program.
         remedy = "see `pomona agent logs`"
         if (state.last_exit or "").startswith(f"{_EX_CONFIG}:"):
@@ -285,6 +292,7 @@ class Launchd(ServiceManager):
                 return output
             if code not in retried_codes:
                 break  # neither accepted nor worth another try
+
         raise _CallError(verb, code, f"launchctl {' '.join((verb, *words))}: {explain_code(code, output)}")
 
 

@@ -34,6 +34,7 @@ def render_plist(definition: ServiceDefinition) -> bytes:
         "StandardOutPath": str(definition.output),
         "StandardErrorPath": str(definition.output),
     }
+
     if definition.user:
         keys["UserName"] = definition.user
     else:

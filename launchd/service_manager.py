@@ -83,6 +83,7 @@ class ServiceManager(ABC):
 
     def write_definition(self, content: bytes) -> None:
         """Write the plist or unit, which every user may read, whole or not at all."""
+        # Written beside its place, then renamed into it.
         path = self.definition_path
         temporary = path.with_name(f".{path.name}.new")
         try:

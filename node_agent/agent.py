@@ -69,17 +69,20 @@ class NodeAgent:
         self._bandwidth = memory_bandwidth
         self._metrics = metrics
         self._wall_clock = wall_clock
+
         self._store = Store()
         """Has the Node of this agent and nothing else."""
         self._clock = clock = asyncio.get_running_loop().time
         self._labels = LabelWriter(client, clock)
         self._fitness = FitnessWriter(client, clock, options.interval_seconds)
+
+        # The last probe, and what came of it.
         self._running_probe: asyncio.Future[HardwareReading] | None = None
         """The probe that has not ended yet, which may be one of an earlier step."""
         self._probe_started_at = wall_clock()
         self._last_logged: object = None
         """The facts in the last log line, which are logged again only if one has changed."""
-        self._reported: ReportedHardware | None = None
+        self._reported: ReportedHardware | None = None  # the last hardware, as it is written; None: not read yet
 
     @property
     def hardware(self) -> NodeFitnessStatus | None:
@@ -114,6 +117,7 @@ class NodeAgent:
         except TimeoutError:
             log.warning("node_not_read", node=self._options.node_name, remedy="is the API server reachable?")
         await self.step()
+
         # Agents that start together do not probe together for ever.
         next_at = self._clock() + random.uniform(0, self._options.interval_seconds)  # noqa: S311 - spreads load
         while True:
@@ -141,11 +145,13 @@ class NodeAgent:
         3. Keep what it read, with the devices of the last probe where a failing tool has missed them.
         """
         started = self._clock()
-        # _running_probe: the probe that has not ended yet; _probe_started_at: when it began
+        # 1. _running_probe is the probe that has not ended yet, and _probe_started_at the time when it began.
         if self._running_probe is None:
             self._probe_started_at = self._wall_clock()
             labels = self._node["metadata"].get("labels", {}) if self._node else {}
             self._running_probe = asyncio.ensure_future(self._probe(labels))
+
+        # 2. It may hang, or fail.
         done, _ = await asyncio.wait({self._running_probe}, timeout=PROBE_SECONDS)
         if not done:
             self._metrics.count_probe(self._clock() - started, failed=True)
@@ -158,9 +164,12 @@ class NodeAgent:
             log.error("probe_failed", error=repr(error), exc_info=error)
             self._metrics.count_probe(self._clock() - started, failed=True)
             return f"the probe failed with {type(error).__name__}, so these facts grow old: see the log of the agent"
+
+        # `problems` are those of single tools: the rest of the reading is good.
         reading = probe.result()
         self._metrics.count_probe(self._clock() - started, failed=bool(reading.problems))
-        # _bandwidth was measured once, when the agent started.
+
+        # 3. _bandwidth was measured once, when the agent started.
         hardware = replace(
             reading.hardware,
             observed_at=rfc3339(self._wall_clock()),
@@ -185,16 +194,21 @@ class NodeAgent:
                 problems=problems,
             )
             self._last_logged = logged
+
         self._reported = reported
         self._metrics.show_devices(hardware.devices)
 
     async def _write_labels(self) -> tuple[LabelConflict, ...]:
-        """Write the labels if they are due; return the conflicts with other labellers, which the metrics show, too."""
+        """Write the labels if they are due; return the conflicts with other labellers, which the metrics show, too.
+
+        Nothing is done, and no conflict returned, before the Node and the hardware are known.
+        """
         node, hardware = self._node, self.hardware
         if node is None or hardware is None:
             return ()
         plan = plan_labels(build_labels(hardware, self._options.label_prefix), node)
         self._metrics.note_conflicts(plan.conflicts)
+        # `write` returns the Node as the API server has it then; None if nothing was due, or the write failed.
         if written := await self._labels.write(node, plan):
             # The watch brings this Node later: until then the store has it from the answer.
             self._store.put(NODES, written)

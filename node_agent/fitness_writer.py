@@ -77,6 +77,7 @@ class LabelWriter:
             return None
         if not self.refused.is_pause_over:
             return None
+
         metadata = {"name": node["metadata"]["name"], "uid": node["metadata"]["uid"], "labels": dict(plan.applied)}
         try:
             written = await self._client.apply(NODES, {"metadata": metadata}, field_manager=FIELD_MANAGER, force=False)
@@ -90,6 +91,7 @@ class LabelWriter:
         except ApiError as error:
             self.refused.note_refusal(error)
             return None
+
         self.refused.note_success()
         log.info("labels_written", labels=dict(plan.applied))
         return written
@@ -122,21 +124,24 @@ class FitnessWriter:
         """
         if not self._refused.is_pause_over:
             return False
+
         try:
             # _observed: the NodeFitness as the API server returned it last; None: it has to be read or created
             observed = self._observed or await self._get_or_create(node)
             before: Mapping[str, Any] = observed.get("status") or {}
             body = encode_status(status, before) if status else dict(before)
+
             written_at = self._written_at
             # silent_seconds: the time since the last write; without one, it is infinite
             silent_seconds = float("inf") if written_at is None else self._clock() - written_at
             body["conditions"] = merge_conditions(before.get("conditions", []), [condition], now)
+
             if not is_due(body, before, silent_seconds, self._interval_seconds):
                 return False
             self._observed = await apply_status(self._client, NODE_FITNESSES, observed, body, FIELD_MANAGER)
         except NotFound as error:
             # Somebody has deleted it, so the next probe creates it; or the CRD is not installed.
-            if self._observed is None:
+            if self._observed is None:  # it was just read or created: perhaps the CRD is missing
                 self._refused.note_refusal(error)
             self._observed = None
             return False
@@ -147,8 +152,10 @@ class FitnessWriter:
             self._observed = None  # it may have changed, so it is read again before the next try
             self._refused.note_refusal(error)
             return False
+
         self._refused.note_success()
         self._written_at = self._clock()
+
         # Agents that start together, or whose API server is back, have been silent for long, and would report together
         # for ever. So this write is dated back, and the next heartbeat comes after a random number of intervals.
         if silent_seconds > 2 * HEARTBEAT_SECONDS:

@@ -45,18 +45,21 @@ def keep_last_devices(last: ReportedHardware | None, reading: HardwareReading, n
     hardware, problems = reading
     # as_read: report what this probe has read, and believe it from now on
     as_read = ReportedHardware(hardware, problems, "read", believed=hardware, believed_at_seconds=now_seconds)
+
     if last is None or not problems:
         return as_read
     # last.believed: the hardware of the last probe whose devices were believed
     finds_earlier_devices = _list_ids(last.believed) <= _list_ids(hardware)
     if finds_earlier_devices:
         return as_read
+
     if now_seconds - last.believed_at_seconds < KEPT_SECONDS:
         kept = _replace_devices(hardware, last.believed)
         return last._replace(hardware=kept, problems=problems, devices_state="kept")
     if hardware.devices:
         # Another source has devices, such as the labels of another labeller.
         return as_read
+
     unknown = replace(hardware, vendor="", source="", device_class="", driver="")
     return last._replace(hardware=unknown, problems=problems, devices_state="unknown")
 

@@ -31,17 +31,21 @@ class NodeMetrics:
         self._devices = _DeviceCollector(node, prefix)
         self._conflicts: Sequence[LabelConflict] = ()
         registry.register(self._devices)
+
+        # The probes, which have the Node as their label.
         name = f"{prefix}_node_agent"
         probes = Counter(f"{name}_probes", "Probes of the hardware.", ["node"], registry=registry)
-        failures = "Probes that hung, failed, or named a problem."
-        failed = Counter(f"{name}_probe_failures", failures, ["node"], registry=registry)
+        failures_help = "Probes that hung, failed, or named a problem."
+        failed = Counter(f"{name}_probe_failures", failures_help, ["node"], registry=registry)
         seconds = Gauge(f"{name}_probe_seconds", "Duration of the last probe.", ["node"], registry=registry)
-        conflicts = "Labels of the Node that another labeller owns."
-        conflicting = Gauge(f"{name}_label_conflicts", conflicts, ["node"], registry=registry)
+        conflicts_help = "Labels of the Node that another labeller owns."
+        conflicting = Gauge(f"{name}_label_conflicts", conflicts_help, ["node"], registry=registry)
         self._probes, self._failures = probes.labels(node), failed.labels(node)
         self._seconds, self._conflicting = seconds.labels(node), conflicting.labels(node)
-        calls = "Requests to the API server; code 0: no answer."
-        self._calls = Counter(f"{name}_api_requests", calls, ["verb", "code"], registry=registry)
+
+        # The requests, which have labels of their own.
+        calls_help = "Requests to the API server; code 0: no answer."
+        self._calls = Counter(f"{name}_api_requests", calls_help, ["verb", "code"], registry=registry)
 
     def show_devices(self, devices: Sequence[NodeDevice]) -> None:
         """Show the devices that were read last."""
@@ -98,6 +102,7 @@ class _DeviceCollector(Collector):
             "memory_bytes": ("Memory of a device.", lambda device: device.memory_bytes),
             "memory_free_bytes": ("Memory of a device that nothing uses.", lambda device: device.free_bytes),
         }
+
         for metric, (text, read) in values.items():
             family = GaugeMetricFamily(f"{self._prefix}_gpu_{metric}", text, labels=_LABELS)
             for device in self.devices:

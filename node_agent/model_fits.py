@@ -41,10 +41,12 @@ def parse_fit_query(query: Mapping[str, str], *, limit: int, search: str = "") -
     is_short_number = stated.isascii() and stated.isdecimal() and len(stated) <= len(str(MOST_ROWS))
     if not is_short_number or int(stated) > MOST_ROWS:
         raise ValueError(f"limit is a number from 0 to {MOST_ROWS}")
+
     level = query.get("min_fit", "marginal")
     min_fit = next((fit_level for fit_level in FIT_LEVELS if fit_level == level), None)
     if min_fit is None:
         raise ValueError(f"min_fit is one of {', '.join(FIT_LEVELS)}")
+
     if len(search) > LONGEST_SEARCH:
         raise ValueError(f"the name of a model has at most {LONGEST_SEARCH} characters")
     return FitQuery(limit=int(stated), min_fit=min_fit, search=search.casefold())
@@ -59,6 +61,7 @@ def list_fits(hardware: NodeFitnessStatus, query: FitQuery) -> list[dict[str, An
     worst_rank = FIT_LEVELS.index(query.min_fit)
     # Rank of the level (0 is the best), negated number of parameters, and the row: sorted by the first two.
     candidates = list[tuple[int, float, dict[str, Any]]]()
+
     for name, entry in load_catalog().items():
         if query.search not in name.casefold() and query.search not in entry.title.casefold():
             continue
@@ -66,6 +69,7 @@ def list_fits(hardware: NodeFitnessStatus, query: FitQuery) -> list[dict[str, An
         if fit and (rank := FIT_LEVELS.index(fit.level)) <= worst_rank:
             largest_first = -entry.parameter_count
             candidates.append((rank, largest_first, _build_row(name, entry, devices.vendor, fit)))
+
     return [row for _, _, row in sorted(candidates, key=lambda candidate: candidate[:2])]
 
 
@@ -96,6 +100,7 @@ def _describe_first_device(hardware: NodeFitnessStatus) -> ServingDevices:
             bandwidth_bytes_per_second=hardware.memory_bandwidth_bytes_per_second,
             cores=hardware.cpu_cores or 1,
         )
+
     device = hardware.devices[0]
     return describe_devices(
         hardware.vendor,

@@ -103,9 +103,11 @@ def build_condition(reported: ReportedHardware | None, problems: ReportProblems)
         "LabelsRefused": [f"the API server refused the labels of the Node: {refused}"] if refused else [],
         "LabelConflict": [conflict.sentence for conflict in problems.conflicts],
     }
+
     reason = next((name for name, sentences in reasons.items() if sentences), None)
     if reason is None:
         return {"type": "Ready", "status": "True", "reason": "HardwareRead", "message": "the hardware was read"}
+
     message = "; ".join(sentence for sentences in reasons.values() for sentence in sentences)
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[: _LONGEST_MESSAGE - 3]}..."

@@ -83,14 +83,17 @@ def _build_device_labels(hardware: NodeFitnessStatus) -> dict[str, str]:
     The memory is that of the device with the least; unequal architectures have no label.
     """
     labels = {"gpu.vendor": hardware.vendor.upper(), "gpu.count": str(len(hardware.devices))}
+
     sizes = [device.memory_bytes for device in hardware.devices]
     reported = [size for size in sizes if size is not None]
     # A pod may get any of the devices, so the label states what the least has. MiB are floored, as by FlexInfer.
     if reported and len(reported) == len(sizes):
         labels["gpu.vram"] = f"{min(min(reported) // _MIB // 1024, _MOST_GIB)}Gi"
+
     architectures = {device.architecture.lower() for device in hardware.devices}
     if len(architectures) == 1 and _ARCHITECTURE.fullmatch(architecture := architectures.pop()):
         labels["gpu.arch"] = architecture
+
     if hardware.int4 is not None:
         labels["gpu.int4"] = str(hardware.int4).lower()
     return labels
@@ -104,8 +107,10 @@ def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
     """
     labels: Mapping[str, str] = node["metadata"].get("labels") or {}
     owners = _list_owners(node)
+
     # owners: the field managers of each label; FIELD_MANAGER is this agent.
     own_labels = {name for name, managers in owners.items() if FIELD_MANAGER in managers}
+
     applied, conflicts = dict[str, str](), list[LabelConflict]()
     for name, value in wanted.items():
         present = labels.get(name)
@@ -116,6 +121,8 @@ def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
             applied[name] = value
         elif present != value:
             conflicts.append(LabelConflict(name, wanted=value, present=present, owner=min(other_owners, default="")))
+
+    # Is a write needed?
     changes_values = any(labels.get(name) != value for name, value in applied.items())
     # To apply fewer labels than this agent owns removes the others.
     removes_labels = bool(own_labels - applied.keys())

@@ -157,6 +157,7 @@ def _check_key(key_file: Path, question: AskedQuestion) -> WholeAnswer | None:
     except OSError as error:
         log.warning("api_key_not_read", error=str(error))
         return _fail(503, "the key of this server cannot be read")
+
     scheme, _, token = question.headers.get("Authorization").partition(" ")
     given = token.strip().encode("utf-8", "surrogateescape")
     # compare_digest takes the same time wherever two keys differ, so that none is guessed letter by letter.

@@ -23,6 +23,7 @@ async def run(identity: Credentials, options: NodeAgentOptions, memory_bandwidth
     metrics = NodeMetrics(options.node_name, options.metric_prefix)
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(connect(identity, metrics.count_call))
+
         agent = NodeAgent(
             client,
             options,
@@ -31,11 +32,15 @@ async def run(identity: Credentials, options: NodeAgentOptions, memory_bandwidth
             memory_bandwidth,
             metrics,
         )
+
         if options.metrics_port:
             server = build_metrics_server(metrics.render)
             await stack.enter_async_context(serve(server, "--metrics-port", EVERYWHERE, options.metrics_port))
+
+        # Without a key, the REST API is served on loopback only.
         if options.rest_port:
             host = EVERYWHERE if options.api_key_file else LOOPBACK
             server = build_rest_server(options.node_name, lambda: agent.hardware, options.api_key_file)
             await stack.enter_async_context(serve(server, "--port", host, options.rest_port))
+
         await agent.run()
