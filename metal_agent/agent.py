@@ -101,12 +101,12 @@ class Agent:
         self._runners: dict[str, Runner] = {}  # by uid of the MetalProcess; changed by the supervisor only
         self._claim_deadline: float | None = None
         """Monotonic time, in seconds, until which the cluster may claim engines that `pomona up` left running here."""
-        self._may_have_slept = False
-        """True if contact with the API was lost, as in a sleep of the machine, since engines were last checked."""
+        self._may_have_slept = False  # True: contact with the API was lost, as in a sleep, since engines were checked
         self._started = datetime.now(UTC)
         self._stopping = asyncio.Event()  # set when everything is to be drained and stopped
         self._recovered = asyncio.Event()  # set once the engines that an earlier agent left running are adopted
         self._changes = ChangeCounter()  # of processes; awaited until all have stopped
+
         self._exposed = ClusterExposure(
             client=client,
             host=options.name,
@@ -193,11 +193,15 @@ class Agent:
             if self._options.metrics_place:
                 group.create_task(serve_metrics(self._options.metrics_place, self._metrics_text))
             api_task = group.create_task(self._await_api())
+
+            # Serve until POST /stop, which sets this event, or until cancelled.
             try:
-                await self._stopping.wait()  # set by POST /stop
+                await self._stopping.wait()
             except asyncio.CancelledError:  # only the agent ends, unless the machine shuts down
                 await self._withdraw_at_shutdown()
                 raise
+
+            # Stop: `loops` (proxy, watchdogs) run until all processes are drained; the exception ends all other tasks.
             api_task.cancel()  # it could still start the last known assignments
             await self._stop_everything(loops)
             raise EverythingStopped
@@ -228,7 +232,7 @@ class Agent:
         if not await asyncio.to_thread(shutdown.is_shutting_down):
             return
         log.info("machine_shuts_down", processes=len(self._runners))
-        if self._renewed_once.is_set():  # before, another agent may have this name
+        if self._renewed_once.is_set():  # it has the Lease of its name: the endpoints are its own
             await self._exposed.withdraw_all(agent_work.WITHDRAWAL_SECONDS)
 
     def _describe(self) -> AgentStatus:
@@ -329,7 +333,7 @@ class Agent:
         self._enqueue(REPORT, EVENTS, *(("process", uid) for uid in uids))
 
     async def _publish(self, service: ObjectKey) -> float | None:
-        """Write the slice of a service; return the seconds until the next try if the controller has not granted it.
+        """Write a service's EndpointSlice; return the seconds until the next try if the controller has not granted it.
 
         If that changes whether the service is reachable, the statuses of its processes, which show it, are enqueued.
         """
@@ -386,7 +390,7 @@ class Agent:
             return None
         processes = self._store.list(METAL_PROCESSES)
         now = time.monotonic()
-        self._claim_deadline = self._claim_deadline or now + handover.CLAIM_SECONDS
+        self._claim_deadline = self._claim_deadline or now + handover.CLAIM_SECONDS  # set at the first call
         seconds_left = self._claim_deadline - now
         self._host.supervisor.assign(map(assignments.read_assignment, processes), keep_unclaimed=seconds_left > 0)
         self._last_known = assignments.LastKnown(processes, self._tokens.data())
@@ -415,6 +419,7 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(agent_work.LIVENESS_SECONDS):
                     await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))
+
         if self._exposed.freshness.gap_count != gap_count:
             return  # another gap has begun since the request; this is enqueued again after it
         self._may_have_slept = False

@@ -71,6 +71,7 @@ def read_assignment(obj: dict[str, Any]) -> Assignment:
         unknown = ", ".join(sorted(set(spec.features) - AGENT_FEATURES))
         reason = f"spec.features has {unknown}, which this agent ({BUILD}) does not know: {UPGRADE}"
         problem = reason if unknown else ""
+
     return Assignment(
         uid=metadata["uid"],
         namespace=metadata["namespace"],

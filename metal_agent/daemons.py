@@ -120,11 +120,14 @@ class SharedDaemon:
         self._owner, self._on_change = owner, on_change  # the owner is this agent: a mark in the names of its models
         self._handles: list[DaemonModel] = []
         """Our models in it, one handle for each process: two processes may share one loaded model."""
+
+        # The last check of the daemon.
         self._is_unsure = False
         """True if the last check could not determine which models are loaded."""
         self._silent_checks = 0  # in a row, without an answer
         self._last_silence_at = 0.0  # end of the last one, in seconds of the monotonic clock
         self._loaded_models: list[tuple[str, int | None]] = []  # at the last check: name, and bytes if known
+
         self._wake = asyncio.Event()  # set when `run` is to check at once
         self._is_cleaned_up = False  # True if no process has ended since our unused models were removed from the daemon
         # Held by `add_model` and the clean-up, which must not remove a model that is being added and has no handle yet.
@@ -167,6 +170,7 @@ class SharedDaemon:
             try:
                 await self.daemon.unload(model)
                 async with asyncio.timeout(grace_seconds + _UNLOAD_AGAIN_SECONDS):
+                    # The daemon may list the model for a while after it has accepted the call.
                     content = self.daemon.identify_content(model)
                     while content in self._identify_contents(await self.daemon.list_loaded()):  # noqa: ASYNC110 - no event tells it
                         await asyncio.sleep(_LEAVING_SECONDS)
@@ -261,8 +265,10 @@ class SharedDaemon:
         all our models have exited if the daemon does not run, refuses us or is silent; after another error they may
         still serve. The first checks in a row without an answer change none of this, since the daemon may be busy.
         """
+        # A handle is one process of ours whose model is in the daemon.
         watched = [handle for handle in self._handles if handle.loaded]
         asked_at = time.monotonic()
+
         try:
             self._loaded_models = await self.daemon.list_loaded()
         except DaemonError as error:

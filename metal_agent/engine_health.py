@@ -68,6 +68,7 @@ def judge_check(suspicion: Suspicion, result: ProbeResult, waited_seconds: float
         return "healthy"
     if is_error(result):
         return "failing"
+
     # A slow engine gets the shorter limit only if it is known to be idle; any other gets the longer one only if it is
     # known to be busy.
     if suspicion.reason == "Slow":

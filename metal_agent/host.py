@@ -109,6 +109,7 @@ class Host:
     ) -> None:
         """Build the parts that all processes of the host share; nothing runs before `recover` and `start_loops`."""
         self._runners, self._proxy = runners, proxy
+
         # The gate holds engines back; the two watchdogs are its sources: memory pressure, and the owner's policy.
         self.gate = gate = HoldGate(runners)
         handled, idle_seconds = callbacks.hold_handled, exposure.idle_seconds
@@ -125,10 +126,12 @@ class Host:
             wait_request=exposure.wait_request,
             changed=callbacks.process_changed,
         )
+
         self.daemons = shared_daemons or daemons.build_daemons(folder, allowed_networks)  # such as Ollama
         peaks = Peaks(folder / "peaks.json")  # the most memory that earlier runs used
         changed, loaded = callbacks.memory_changed, self.daemons.list_loaded
         self.monitor = MemoryMonitor(runners, ledger, peaks, read=read_pressure, changed=changed, loaded=loaded)
+
         self.context = RunnerContext(  # for all runners
             folder=folder,
             records=Records(folder / "processes"),
@@ -170,6 +173,7 @@ class Host:
         `has_benchmarks` engines are measured while the host is idle.
         """
         keep_awake = KeepAwake(self._runners, keep_awake_command)
+
         loops = [self._proxy.run(), follow_backend_health(self._proxy.client, self._runners)] if self._proxy else []
         loops += [self.benchmarks.run()] if has_benchmarks else []
         watches = (self.watchdog.run(), self.pauses.run(), keep_awake.run(), self.monitor.run())

@@ -172,6 +172,8 @@ def resume_lifecycle(
     """Return the state and actions for an adopted engine, which was admitted when it was started.
 
     With `ready` it had generated a token before: it is watched at once. Otherwise it still has to answer first.
+    Admitted means that its memory is reserved. `hold` is the reason for which the host starts no engine now, if any;
+    the adopted one goes on.
     """
     state = ProcessState("Starting", exists=True, pid=pid, admitted=True, restarts=restarts, hold=hold)
     if ready:
@@ -273,6 +275,7 @@ def _on_start(state: ProcessState, event: ProcessEvent, now: float) -> ProcessSt
     if state.phase != "Starting" or is_being_ended:
         return state, ()
     match event:
+        # exists: an engine was spawned, and has not exited. A new one has passed no check yet (trusted_at).
         case events.Spawned() if not state.exists:
             return replace(state, exists=True, pid=event.pid, trusted_at=None), (ProbeEngine(),)
         case events.StartProblem() if state.exists:  # it answers, but without a token
@@ -294,6 +297,7 @@ def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessS
             is_being_checked = state.suspicion is not None and not suspicion.outranks(state.suspicion)
             if is_being_checked:
                 return state, ()
+
             suspect = replace(state, reason="EngineSuspect", message=f"checking the engine: {suspicion.message}")
             # A client whose requests are at fault may repeat them: no check within some seconds of one that was passed.
             pause_seconds = 0.0 if state.trusted_at is None else max(0.0, REFUTED_SECONDS - (now - state.trusted_at))
@@ -375,12 +379,16 @@ def _on_evicted(state: ProcessState, event: events.Evicted) -> ProcessStep:
     if event.is_urgent:
         withdraw_seconds, drain_seconds, grace_seconds = EVICTION_SECONDS
         withdraw, drain, end = Withdraw(withdraw_seconds), Drain(drain_seconds), End(grace_seconds)
+
+    # exists: an engine was spawned, and has not exited
     can_be_hastened = state.phase == "Stopping" and state.exists and not state.is_hastened
     if event.is_urgent and can_be_hastened:
         return replace(state, hold=hold, is_hastened=True), (withdraw, drain, end)
+
     is_loading = state.phase == "Starting" and not state.reason  # with a reason, the start has failed: it is ending
     if not state.exists or not (is_loading or state.phase == "Ready"):
         return _on_held(state, hold)
+
     stopping = replace(_enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold)
     stopping = replace(stopping, evicting=True, is_hastened=event.is_urgent)
     return stopping, (end,) if is_loading else (withdraw, drain, end)
@@ -393,20 +401,23 @@ def _on_exited(state: ProcessState, event: events.Exited, now: float) -> Process
     back off before the next start, longer after each failure in a row; one after a stable run counts as the first.
     """
     if not state.exists:
-        return state, ()
+        return state, ()  # its exit was handled before
     # Without `event.fetched` the weights are gone, too, as from a daemon that does not know them.
     gone = replace(state, exists=False, pid=None, fetched=state.fetched and event.fetched)
     gone = replace(gone, ready_since=None, last_exit=event.last, suspicion=None)
+
     if state.evicting:
         return _resume(replace(gone, evicting=False))  # waits until the hold is released, if there is still one
     if state.leaving:
         return replace(gone, phase="Stopped"), ()
-    # In Starting, a reason is set if the agent ended the engine because of it; it is then the cause of the exit. In
-    # Ready, the reason may be a suspicion, which is no cause.
+
+    # A failure. In Starting, a reason is set if the agent ended the engine because of it; it is then the cause of the
+    # exit. In Ready, the reason may be a suspicion, which is no cause.
     was_ended = state.phase == "Starting" and bool(state.reason)
     reason, message = (state.reason, state.message) if was_ended else (event.reason, event.message)
     was_stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
     failures = 0 if was_stable else state.failures  # before this one
+
     code = "unknown" if event.last.code is None else event.last.code
     exit_text, cause = event.last.signal or f"exit code {code}", find_cause(event.last.log)
     exited = f"the engine exited with {exit_text}{': ' if cause else ''}{cause}{LOG_HINT}"
@@ -436,11 +447,13 @@ def _on_failed(state: ProcessState, event: events.Failed) -> ProcessStep:
             return state, ()
         # The engine must be gone before another is started: the back-off begins with its Exited.
         return replace(state, reason=event.reason, message=event.message), (End(),)
+
     # A process that awaits its release performs no action that could fail.
     if state.phase in {"Pending", "Fetching", "Starting"} and not state.awaits_release:
         # After a permanent failure it is tried again rarely, in case somebody has repaired the cause.
         least_seconds = MAX_BACKOFF_SECONDS if event.permanent else event.retry_after_seconds
         return _back_off(replace(state, fetched=False, queued=False), event.reason, event.message, least_seconds)
+
     if state.phase == "Ready":
         # The action that failed has ended, so nothing checks the engine any more.
         return _enter_phase(state, "Ready"), (BackOff(FAILED_CHECK_SECONDS), WatchLiveness())

@@ -56,6 +56,8 @@ class AgentMetrics(Collector):
         self._ledger, self._runners, self._watchdog = ledger, runners, watchdog
         self._gate, self._rates = gate, rates
         self._host, self._prefix = host, prefix
+
+        # What `render` measured last, by the labels of the engine.
         self._memory: dict[_Labels, float | None] = {}
         """Memory of each engine, in bytes; None if unknown."""
         self._processor: dict[_Labels, float | None] = {}
@@ -86,6 +88,8 @@ class AgentMetrics(Collector):
         level = self._watchdog.level or _UNKNOWN
         holding = {hold.source for hold in self._gate.list_holds()}
         phases = Counter(runner.state.phase for runner in self._runners.values())
+
+        # _gauge: the name, the help text, and the values by their labels; then the names of these labels.
         levels = [((name,), name == level) for name in (*get_args(PressureLevel), _UNKNOWN)]
         level_name = "pomona_agent_memory_pressure"
         yield _gauge(level_name, "Memory pressure level that the operating system reports.", levels, level_name)
@@ -93,6 +97,7 @@ class AgentMetrics(Collector):
         yield _gauge("pomona_agent_hold", "1 while this source lets no engine start.", sources, "source")
         counts = [((phase,), phases[phase]) for phase in get_args(Phase)]
         yield _gauge("pomona_agent_processes", "Processes on this host.", counts, "phase")
+
         for name, text, value in (
             ("under_pressure", "1 while no engine is started for lack of memory.", pressure.is_under_pressure),
             ("evicted_processes", "Processes that wait for memory again.", len(pressure.evicted)),
@@ -101,6 +106,7 @@ class AgentMetrics(Collector):
             ("memory_others_bytes", "Memory of the budget that other programs use.", ledger.others_bytes),
         ):
             yield _gauge(f"pomona_agent_{name}", text, [((), value)])
+
         labels = ("namespace", "model", "backend", "node")
         yield _gauge(
             f"{self._prefix}_tokens_per_second",
@@ -125,6 +131,7 @@ class AgentMetrics(Collector):
             if seconds is not None:
                 processor.add_metric(labels, seconds)
         yield processor
+
         steps = CounterMetricFamily(
             "pomona_agent_pressure_steps",
             f"Steps taken against memory pressure: {', '.join(PRESSURE_STEPS)}.",

@@ -37,6 +37,7 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
     if options.tls:
         await asyncio.to_thread(certificate.check_certificate, options.tls, address)
     facts = await asyncio.to_thread(host.read)
+
     allowed_bytes = budget_bytes(facts, options.memory_budget_bytes)
     if allowed_bytes is None:
         raise StartError("the memory of this host is not known: give --memory-budget, such as 12GiB")

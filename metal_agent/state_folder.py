@@ -60,6 +60,7 @@ def own_folder(folder: Path, *, standalone: bool = False) -> Iterator[None]:
             kind = "`pomona up`" if owner and owner.standalone else "agent"
             pid = f" (process {owner.identity.pid})" if owner else ""
             raise StartError(f"another {kind}{pid} uses --state-dir {folder}: stop it, or give another folder")
+
         # The file only names the owner: a full disk, or a system that hides processes, must not prevent the start.
         with contextlib.suppress(OSError):
             os.ftruncate(lock.fileno(), 0)
@@ -85,6 +86,8 @@ async def take_over(folder: Path, check_can_serve: Callable[[], Awaitable[None]]
         owner = _read_owner(lock)
         if owner is None or not owner.standalone or not _is_alive(owner):  # no `pomona up` that could end
             return
+
+        # Can this agent serve in its place?
         try:
             await check_can_serve()
         except (ApiError, Unreachable) as error:
@@ -92,16 +95,20 @@ async def take_over(folder: Path, check_can_serve: Callable[[], Awaitable[None]]
                 f"the API server refuses this host: {error}; `pomona up` (process {owner.identity.pid}) goes on "
                 "serving: correct that, then start the agent again"
             ) from error
+
+        # Request the hand-over, by a signal.
         log.info("hand_over_requested", pid=owner.identity.pid)
         try:
             os.kill(owner.identity.pid, HAND_OVER)
         except ProcessLookupError:
-            pass
+            pass  # it has just ended
         except PermissionError as error:
             raise StartError(
                 f"`pomona up` (process {owner.identity.pid}) of another user uses --state-dir {folder}: end it with "
                 "Ctrl-C, or give another folder"
             ) from error
+
+        # Wait until it has released the folder.
         try:
             async with asyncio.timeout(HAND_OVER_SECONDS):
                 while not _try_lock(lock, folder):  # noqa: ASYNC110 - the system has no event for a lock that is free

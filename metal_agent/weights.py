@@ -96,9 +96,11 @@ class HostWeights:
         order. `on_progress` is called for one artifact after the other. `namespace` is the tenant that private weights
         belong to. After an error all locks are released.
         """
+        # Of each artifact: its locked weights, and facts of its header.
         held: list[HeldWeights] = []
         layouts: list[Layout] = []
         headers: list[GGUF] = []
+
         try:
             for artifact, token in zip(_list_artifacts(spec), tokens, strict=True):
                 source = parse(artifact.source, artifact.files)
@@ -129,6 +131,7 @@ class HostWeights:
         except BaseException:
             PinnedWeights(held).release()  # unlocks what was fetched so far
             raise
+
         # The model's layout is the first; those of the further artifacts follow in their order.
         roles = [further_artifact.role for further_artifact in spec.further_artifacts]
         draft = layouts[1 + roles.index("draft")] if "draft" in roles else None

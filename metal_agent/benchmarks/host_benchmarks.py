@@ -79,6 +79,7 @@ class HostBenchmarks:
         # The host is calm without memory pressure (`read_level`), a hold (`gate`) or an engine that loads (`loads`).
         self._read_level, self._idle_seconds = read_level, idle_seconds
         self._wait_request, self._on_change = wait_request, changed
+
         self.loads = LoadQueue()  # the slot of the one engine that may load
         self._woken = asyncio.Event()  # set by `wake`, after the change of a process
         self._pauses: dict[str, _Pause] = {}
@@ -118,6 +119,7 @@ class HostBenchmarks:
         engine_versions = await self._list_unmeasured()
         if not engine_versions:
             return None
+
         # 1. Which processes are not in a pause?
         now = time.monotonic()
         pauses = {uid: max(0.0, self._pauses[uid].until - now) for uid in engine_versions if uid in self._pauses}
@@ -125,6 +127,7 @@ class HostBenchmarks:
         due = {uid: self._runners[uid] for uid in engine_versions if uid in self._runners and not pauses.get(uid)}
         if not due:
             return min(pauses.values(), default=LOOK_SECONDS)
+
         # 2. Is the host calm, and for how long has it been idle?
         if not self._is_calm():
             return LOOK_SECONDS
@@ -134,6 +137,7 @@ class HostBenchmarks:
         picked = benchmark_policy.pick_process(ready_seconds, await self._idle_seconds())
         if picked is None:  # the proxy does not serve any of them yet
             return LOOK_SECONDS
+
         # 3. Measure the first of them, if it need not wait for the host to be idle for longer.
         uid, wait_seconds = picked
         if wait_seconds:
@@ -155,6 +159,8 @@ class HostBenchmarks:
             uid: runner for uid, runner in self._runners.items() if benchmark_policy.is_measurable_engine(runner.state)
         }
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._runners}
+
+        # Versions by uid and time of the start of an engine, and the result.
         engine_versions, waiting = dict[tuple[str, str], str](), dict[str, str]()
         for uid, runner in measurable.items():
             spec, record = runner.assignment.spec, runner.record
@@ -165,9 +171,11 @@ class HostBenchmarks:
             if version is None:
                 version = await asyncio.to_thread(engine_command.identify_engine, spec)
             engine_versions[started_engine] = version
+
             tries = self.measurements.count_tries(spec, version)  # None: it is measured
             if tries is not None and tries < benchmark_policy.MOST_TRIES:
                 waiting[uid] = version
+
         self._engine_versions = engine_versions  # without those of engines that are gone
         return waiting
 
@@ -186,14 +194,15 @@ class HostBenchmarks:
         uid, process_name = runner.assignment.uid, f"{runner.assignment.namespace}/{runner.assignment.name}"
         await asyncio.to_thread(self.measurements.begin_try, spec, version)
         log.info("benchmark_started", process=process_name)
+
         plan = measurement.plan_one_stream(spec.benchmark, spec.context_length)
         try:
-            record = await self._measure_or_give_way(runner, engine, plan)
+            speed = await self._measure_or_give_way(runner, engine, plan)
         except GaveWay as cause:  # the host had something else to do
             await asyncio.to_thread(self.measurements.take_back_try, spec)
             log.info("benchmark_gave_way", process=process_name, to=str(cause), retry_seconds=self._pause(uid))
         except BenchError as error:  # the measurement failed
-            if benchmark_policy.is_stopped(runner.state):
+            if benchmark_policy.is_stopped(runner.state):  # that is why it failed
                 await asyncio.to_thread(self.measurements.take_back_try, spec)
                 log.info("benchmark_gave_way", process=process_name, to="the end of the process", problem=error.message)
                 return
@@ -204,25 +213,31 @@ class HostBenchmarks:
             self.measurements.take_back_try(spec)  # here, because nothing is waited for any more
             raise
         else:
-            engine_record = runner.record
-            load_seconds = None
-            if engine_record:
-                load_seconds = benchmark_policy.find_load_seconds(engine_record.started_at, engine_record.ready_at)
-            record = structs.replace(
-                record,
-                model=spec.model_name,
-                runtime=spec.runtime,
-                source="host",
-                measured_at=rfc3339(datetime.now(UTC)),
-                load_seconds=load_seconds,
-            )
-            await asyncio.to_thread(self.measurements.finish, spec, record)
-            log.info("speed_measured", process=process_name, tokens_per_second=record.tokens_per_second)
-            self._pauses.pop(uid, None)
-            # All processes of one model with the same arguments have this speed.
-            for same_model in list(self._runners.values()):
-                if identify_serving(same_model.assignment.spec) == identify_serving(spec):
-                    self._on_change(same_model)
+            await self._keep_speed(runner, spec, speed)
+
+    async def _keep_speed(self, runner: Runner, spec: MetalProcessSpec, speed: MeasuredPerformance) -> None:
+        """Write a measured speed to disk, with its origin, and report each process that has it now."""
+        engine_record = runner.record
+        load_seconds = None
+        if engine_record:
+            load_seconds = benchmark_policy.find_load_seconds(engine_record.started_at, engine_record.ready_at)
+        speed = structs.replace(
+            speed,
+            model=spec.model_name,
+            runtime=spec.runtime,
+            source="host",
+            measured_at=rfc3339(datetime.now(UTC)),
+            load_seconds=load_seconds,
+        )
+        await asyncio.to_thread(self.measurements.finish, spec, speed)
+        process_name = f"{runner.assignment.namespace}/{runner.assignment.name}"
+        log.info("speed_measured", process=process_name, tokens_per_second=speed.tokens_per_second)
+        self._pauses.pop(runner.assignment.uid, None)
+
+        # All processes of one model with the same arguments have this speed.
+        for same_model in list(self._runners.values()):
+            if identify_serving(same_model.assignment.spec) == identify_serving(spec):
+                self._on_change(same_model)
 
     def _pause(self, uid: str) -> float:
         """Pause a process before its next try, longer each time; return the seconds."""
@@ -242,6 +257,7 @@ class HostBenchmarks:
         disturbed = asyncio.create_task(self._await_disturbance(runner))
         measuring = asyncio.create_task(measurement.measure_engine(engine.url, engine.model, engine.token, plan))
         tasks = {requested, disturbed, measuring}
+
         try:
             await asyncio.wait(tasks, timeout=most_seconds, return_when=asyncio.FIRST_COMPLETED)
             for guard in (requested, disturbed):

@@ -35,19 +35,21 @@ async def follow_address(
     """
     if options.address:
         return
-    problem = ""
+    problem = ""  # the last one that was logged; empty: the address is known
     with contextlib.ExitStack() as stack:
         changed = asyncio.Event()  # never set if the kernel cannot be watched: then the interval alone counts
         try:
             changed = stack.enter_context(network.watch_network())
         except OSError as error:
             log.warning("network_watch_unavailable", error=str(error))
+
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_SECONDS):
                     await changed.wait()
             await asyncio.sleep(_SETTLE_SECONDS)  # changes come in bursts
             changed.clear()
+
             try:
                 address = await asyncio.to_thread(find_current_address, options, server)
             except StartError as error:
@@ -56,6 +58,7 @@ async def follow_address(
                     log.warning("address_unknown", address=current, error=problem)
                 continue
             problem = ""
+
             if address != current:
                 log.info("address_changed", before=current, address=address)
                 current = address
@@ -115,11 +118,14 @@ def check_address(text: str) -> str:
         address = ipaddress.ip_address(text)
     except ValueError as error:
         raise OptionsError(f"--address {text!r} is no IP address: give one of this host, such as 10.0.0.7") from error
+
     unreachable = f"the cluster cannot reach address {text}: give the one of this host's network with --address"
     if address.is_loopback or address.is_unspecified or address.is_multicast:
         raise OptionsError(unreachable)
     if address.is_link_local:  # as long as a network that has just been joined has given none
         raise StartError(unreachable)
+
+    # A socket can be bound to an address of this host only.
     try:
         with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:  # noqa: PLR2004 - IPv6
             probe.bind((text, 0))

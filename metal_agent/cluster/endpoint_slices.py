@@ -114,6 +114,7 @@ def build_slice(
     namespace, name = service
     ready = any(member.ready for member in members)
     stopping = not ready and any(member.stopping for member in members)
+
     return {
         "metadata": {
             "name": slice_name(name, host),
@@ -191,14 +192,17 @@ class Endpoints:
         # One write of a service at a time, so that an earlier one never overtakes a withdrawal.
         async with self._locks.setdefault(service, asyncio.Lock()):
             wanted = self._build_wanted(service)
+            # _applied: the slices as this agent wrote them last, by service; None: it removed the slice.
             if service in self._applied and self._applied[service] == wanted:
                 return
+
             self._applied.pop(service, None)  # unknown until the write below has succeeded
             if wanted is None:
                 await self._remove(service)
             else:
                 await self._apply_or_withdraw(service, wanted)
                 log.info("endpoint_published", service=str(service), conditions=wanted["endpoints"][0]["conditions"])
+
             self.refusals.pop(service, None)  # the API server has accepted it
             self._applied[service] = wanted
 

@@ -64,16 +64,19 @@ class ServicePorts:
         """
         if service in self._assigned:
             return self._assigned[service]
+
         assigned = set(self._assigned.values())
         unassigned = [port for port in self._range if port not in assigned]
         # _foreign: ports that other programs had when the proxy tried them.
         if self._foreign.issuperset(unassigned):
             # Other programs may have left their ports meanwhile; a port that is still taken is refused again.
             self._foreign.clear()
+
         port = next((port for port in unassigned if port not in self._foreign), None)
         if port is None:
             ports = f"{self._range.start}-{self._range.stop - 1}"
             raise NoPortError(f"no port of --port-range {ports} is free for {service}: widen it")
+
         durable.write(self._path, {**self._assigned, service: port})
         self._assigned[service] = port
         self.on_assign(port)
@@ -125,6 +128,8 @@ class ClusterExposure(ProxyExposure):
         """Expose nothing so far: no endpoint is ready before the proxy has answered and the assignments are listed."""
         super().__init__(proxy, runners)
         self.traffic = TrafficReport(runners, proxy.service_rates)  # of each process, for its status
+
+        # Conditions of ready endpoints, beside the state of the process.
         self.freshness = Freshness()  # of the Lease and the assignments: without it no endpoint is ready
         self.suspended: frozenset[str] = frozenset()
         """Uids of processes that run here but are not in the fresh list: about to be removed, and served elsewhere."""
@@ -223,6 +228,7 @@ class ClusterExposure(ProxyExposure):
         Return True if either differs from before. If another program uses the port of a service, the service gets the
         next free one, and the configuration is sent again, up to `_PORTS_TRIED` times.
         """
+        # proxied_uids: the processes that the proxy serves; _problems: why it does not serve a service.
         before = self.proxied_uids, self._problems
         for _ in range(_PORTS_TRIED):  # the last turn's ports, problems and state count
             grouped = self.services()
@@ -230,12 +236,14 @@ class ClusterExposure(ProxyExposure):
             # _draining: uids of processes that get no new request.
             config = proxy_config(self.address, grouped, ports, self._draining, self._tls)
             state = await self._proxy.client.configure(config)
+
             taken = [service.name for service in state.services if service.port_taken]
             for name in taken:
                 log.warning("port_taken", service=name)
                 self._ports.refuse(name)
             if not taken:
                 break
+
         self.proxied_uids = reachable_uids(state, self.address)
         # `error`: why the proxy does not listen there. Such a service has a problem, like one without port or token.
         errors = {listener.name: listener.error for listener in state.services if listener.error}
@@ -254,6 +262,7 @@ class ClusterExposure(ProxyExposure):
             except (NoPortError, OSError) as error:
                 problems[service] = str(error)
                 continue
+
             secret = next(iter(runners)).assignment.spec.token_secret  # all processes of a service have the same one
             token = self._tokens.read(service.namespace, secret)
             if token:
@@ -273,6 +282,7 @@ class ClusterExposure(ProxyExposure):
         # `serving` are the uids that fulfil conditions 1 and 3, `ready` those that fulfil 2.
         may_serve = self.freshness.may_serve(read_clocks()) and not self._is_leaving
         serving = (self.proxied_uids or frozenset()) - self.suspended if may_serve else frozenset()
+
         runners = self.services().get(service, [])
         ready = {runner.assignment.uid for runner in runners if runner.state.phase == "Ready" and runner.is_answering}
         is_successor_unproxied = bool(ready - serving)
@@ -280,6 +290,7 @@ class ClusterExposure(ProxyExposure):
             # Until the proxy has the successor, it sends requests to the predecessor, which is Stopping. Both have the
             # same endpoint, the proxy's port, which would otherwise be not ready for some milliseconds.
             ready |= {runner.assignment.uid for runner in runners if runner.state.phase == "Stopping"}
+
         members = [
             SliceMember(
                 uid=runner.assignment.uid,

@@ -92,7 +92,7 @@ class HostIdentity:
         self._joined = joined
         """The identity with the token in use; newer than the file if that could not be written."""
         self._on_disk = joined
-        """The content of the file when it was last read or written: anything else in it is another join."""
+        """The file as this agent last read or wrote it. With other content, `pomona agent join` has run since."""
         self._clock = clock
         # The age of a token on disk is unknown, since the wall clock may have been set: an agent renews when it starts.
         self._due_at = clock()
@@ -184,9 +184,11 @@ class HostIdentity:
             written = await asyncio.to_thread(read_joined_host, self._folder)
         except OSError as error:
             raise CredentialsError(f"{self._folder / FILE_NAME}: {error}: make it readable for this user") from error
+        # _joined: the identity in use; _on_disk: the file as this agent last read or wrote it
         is_our_own = written in (self._on_disk, self._joined)  # no join has written since
         if written is None or is_our_own:
             return False
+
         # Only the token, and the end of its life, may differ.
         with_our_token = structs.replace(written, token=self._joined.token, expires_at=self._joined.expires_at)
         if with_our_token != self._joined:  # host, server or authority differ
@@ -194,6 +196,7 @@ class HostIdentity:
                 f"this machine has joined as host {written.host} at {written.server} since this agent started: restart "
                 "the agent"
             )
+
         self._joined, self._on_disk, self._due_at = written, written, self._clock()
         log.info("token_read_again", host=self.host, expires_at=self.expires_at)
         return True
@@ -209,7 +212,8 @@ class HostIdentity:
         else:
             self._on_disk = renewed
         self._joined = renewed
-        age_seconds = renewal_seconds(granted.lifetime_seconds)
+
+        age_seconds = renewal_seconds(granted.lifetime_seconds)  # at which the token is to be renewed
         is_written = self._on_disk is renewed  # False after an OSError above
         if not is_written:  # the older token on disk may expire long before this one
             age_seconds = min(age_seconds, _UNWRITTEN_SECONDS)

@@ -52,10 +52,12 @@ def build_status(
     used first; `reachability_port` is the port at which the controller may ask whether the cluster reaches this host.
     """
     booted_at = facts.booted_at_seconds
+    # ledger.reserved: the memory that each process has on this host, by uid
     assigned = [assignment for assignment in assignments if assignment.uid in ledger.reserved]
     # Engines that `pomona up` left running are stopped if the cluster needs their memory.
     unclaimed_bytes = sum(ledger.reserved[assignment.uid] for assignment in assigned if assignment.is_standalone)
     available_bytes = ledger.available_without(unclaimed_bytes)
+
     return MetalHostStatus(
         address=address,
         reachability_port=reachability_port,

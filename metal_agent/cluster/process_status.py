@@ -41,10 +41,12 @@ class ProcessReporter:
         observed = self._store.get(METAL_PROCESSES, assignment.name, assignment.namespace)
         if observed is None or observed["metadata"]["uid"] != assignment.uid:
             return  # it is gone, or another one has its name
+
         body = self._build_status(runner)
         if disruption:
             before = observed.get("status", {}).get("conditions", [])
             body["conditions"] = merge_conditions(before, [disruption], datetime.now(UTC))
+
         try:
             written = await apply_status(self._client, METAL_PROCESSES, observed, body, FIELD_MANAGER)
         except NotFound:
@@ -56,6 +58,7 @@ class ProcessReporter:
         """Return the status to write: that of the runner with its traffic, and with the reason if it is not exposed."""
         service = runner.assignment.service
         status = runner.build_status(self._exposure.find_port(service))
+
         if (traffic := self._exposure.traffic.find(runner.assignment.uid)) is not None:
             status = msgspec.structs.replace(
                 status,
@@ -63,9 +66,11 @@ class ProcessReporter:
                 requests_per_minute=traffic.requests_per_minute,
                 average_latency_ms=traffic.average_ms,
             )
+
         problem = self._exposure.find_problem(service)
         if problem and status.phase == "Ready":
             status = msgspec.structs.replace(status, reason="NotExposed", message=problem)
+
         # `to_builtins` leaves out a field with its default, as the phase Pending, and a status always has a phase.
         body: dict[str, Any] = {"phase": status.phase, **msgspec.to_builtins(status)}
         return body

@@ -31,12 +31,14 @@ class AgentClient(ControlClient):
         Raises ControlRefusedError if it is not of the folder's owner, or if only another process may answer.
         """
         self._peer_pid, uid = unix_peer_pid(connection), unix_peer_uid(connection)
+        # The socket is in the state folder of the agent.
         owner = self.socket.parent.stat().st_uid
         if uid != owner:
             raise ControlRefusedError(
                 f"process {self._peer_pid} of uid {uid} answers at {self.socket}, whose folder is of uid {owner}: end "
                 "it, or remove the socket"
             )
+
         if self._only_pid is not None and self._peer_pid != self._only_pid:  # the pid that the service manager names
             raise ControlRefusedError(
                 f"process {self._peer_pid} answers at {self.socket}, and the agent of the service is process "

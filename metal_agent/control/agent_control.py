@@ -52,11 +52,13 @@ def serve_control(folder: Path, status: Callable[[], AgentStatus], stop: asyncio
     times = ConnectionTimes()
     table = ConnectionTable(_CAPS, times.sweep_seconds)
     listener = HttpListener(RequestHandling(begin, render_refusal), table, times, admits_socket=is_trusted)
+
     try:
         bound = NamedSocket(folder / AGENT_SOCKET)
         bound.take_name()  # in place of the socket of a dead agent
     except SocketError as error:
         raise StartError(str(error)) from error
+
     with contextlib.closing(bound):
         listener.take_over([bound.socket])
         try:

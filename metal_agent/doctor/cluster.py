@@ -56,10 +56,13 @@ def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
         # macOS answers so when its Local Network privacy denies a program the local network.
         is_denied = system == "darwin" and error.errno == errno.EHOSTUNREACH
         return [Finding("API server", "problem", detail, _LOCAL_NETWORK_FIX if is_denied else _NETWORK_FIX)]
+
+    # The difference of the clocks: the time of the server minus ours.
     skew = answer.skew_seconds
     findings = [Finding("API server", "ok", f"{answer.server} answers")]
     if skew is None:
         return [*findings, Finding("clock", "unknown", "the API server's answer has no date")]
+
     detail = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the API server's"
     verdict: FindingVerdict = "ok"
     if abs(skew) >= SKEW_WARNING_SECONDS:

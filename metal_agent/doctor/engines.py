@@ -69,6 +69,7 @@ def _read_version(package: str, program: str) -> str:
             return metadata.version(package) if package else ""
         except metadata.PackageNotFoundError:
             return ""
+
     if _is_python(program):
         return ""  # the Python would print its own version
     try:
@@ -95,7 +96,8 @@ def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Fin
     """Check that a service finds the program of an engine, and that macOS lets it run.
 
     A service does not have the PATH of its owner's shell, only `PROGRAM_FOLDERS`: a program in another folder needs a
-    link in one of them, and an engine that is a module of another Python has to be installed anew.
+    link in one of them, and an engine that is a module of another Python has to be installed anew. `exists` tells
+    whether a path exists.
     """
     name, program = f"engine {engine.name}", engine.program
     version = f" {engine.version}" if engine.version else ", version unknown"
@@ -104,6 +106,8 @@ def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Fin
     if _is_ours(program):
         return Finding(name, "ok", f"in Pomona's environment{version}")
     detail = f"{program}{version}"
+
+    # The program is outside of our environment.
     if engine.quarantined:
         fix = f"xattr -d com.apple.quarantine {shlex.quote(str(Path(program).resolve()))}"
         return Finding(name, "problem", f"{detail}, quarantined by macOS", fix)
@@ -112,6 +116,7 @@ def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Fin
         link = f"sudo mkdir -p /usr/local/bin && sudo ln -s {shlex.quote(program)} /usr/local/bin/"
         fix = RUNTIMES[engine.name].install_hint if _is_python(program) else link
         return Finding(name, "warning", f"{detail}, found by your PATH alone", f"a service has another PATH: {fix}")
+
     return Finding(name, "ok", detail)
 
 

@@ -41,6 +41,7 @@ def _list_facts(facts: HostFacts, state: HostState) -> list[Finding]:
         "memory pressure": reading.level,
         "memory available": size_or_none(reading.available_bytes),
     }
+
     others = {
         "chip": facts.chip,
         "machine": facts.machine,
@@ -58,6 +59,8 @@ def _list_facts(facts: HostFacts, state: HostState) -> list[Finding]:
         "limit that was set": size_or_none(facts.wired_limit_bytes),
         "time since the last input": user_input.read_idle_seconds() if sys.platform == "darwin" else None,
     }
+
+    # None in either: the system does not tell.
     return [_list_values("needed facts", needed, is_needed=True), _list_values("other facts", others, is_needed=False)]
 
 
@@ -108,6 +111,8 @@ def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
     swap = macos.parse_swap_used(values.get("vm.swapusage"))
     level = pressure.kernel_level(macos.parse_positive(values.get(_LEVEL_SYSCTL)))
     displays = macos.parse_displays(output_or_empty(*macos.DISPLAYS))
+
+    # Each: the name of the finding, the value of the agent, that of the tool, and the name of the tool.
     return [
         check_same("GPU cores", registry.cores, displays, "system_profiler", needed=False),
         check_same("Metal's device", metal_facts.name, registry.model, "ioreg"),

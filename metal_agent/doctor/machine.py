@@ -82,10 +82,12 @@ def _check_firewall(state: int | None, python: str, *, is_reached: bool) -> Find
         return Finding("firewall", "ok", "off")
     if state == 1 and is_reached:
         return Finding("firewall", "ok", "on, and the controller reaches this host")
+
     if state != 1:
         # It is then closed for every program, whatever is allowed.
         fix = 'System Settings > Network > Firewall > Options: turn off "Block all incoming connections"'
         return Finding("firewall", "problem", "on, and it blocks all incoming connections", fix)
+
     # A daemon has no screen on which macOS could ask its owner.
     tool, program = FIREWALL[0], shlex.quote(python)
     fix = f"allow the Python of Pomona: sudo {tool} --add {program} && sudo {tool} --unblockapp {program}"

@@ -75,21 +75,27 @@ async def check_adopted_server(folder: Path) -> list[Finding]:
     A Python process plays the earlier agent: it starts the server, prints the server's identity and ends. The server
     runs behind a shell, as that of Homebrew and others does.
     """
-    # _IN_PYTHON is the program of the server, _PREDECESSOR that of the earlier agent.
+    # 1. Let the earlier agent start the server. _PREDECESSOR is its program; _IN_PYTHON is that of the server, which
+    # listens at the unix socket named _SOCKET.
     # `"$@"; :` runs the words after it and does not end by exec, so that the shell stays around the server.
     server = ("/bin/sh", "-c", '"$@"; :', "sh", sys.executable, "-P", "-c", _IN_PYTHON, str(folder / _SOCKET))
     predecessor = (sys.executable, "-P", "-c", _PREDECESSOR, str(folder), *server)
     printed = await asyncio.to_thread(output, *predecessor, timeout_seconds=_PATIENCE_SECONDS)
     identity = msgspec.json.decode(printed, type=ProcessIdentity)
-    # A process with the same pid and another start time is not the server.
+
+    # 2. Adopt it. A process with the same pid and another start time is not the server.
     adopted_other = adopt_process(msgspec.structs.replace(identity, start_time="another time"))
     process = adopt_process(identity)
+    # check_value: the name of the finding, what was seen, what is expected.
     findings = [
         check_value("adoption", process.pid if process else None, f"process {identity.pid}"),
         check_value("adoption of a reused pid", adopted_other or "refused", "refused", holds=adopted_other is None),
     ]
+
     if process is None:
         return findings
+
+    # 3. Check what the agent can tell of the adopted server.
     async with _ending_on_exit(process):
         return findings + await _check_server(process, folder)
 
@@ -106,6 +112,7 @@ async def _check_server(process: NativeProcess, folder: Path) -> list[Finding]:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(folder / _SOCKET))
         listener, user = unix_listener(folder / _SOCKET), unix_peer_uid(client)
+
     findings = [
         check_same("a session of its own", os.getsid(process.pid), process.pid, "spawn"),
         check_same("port of a wrapped server", loopback_port(process.pid), port, "the server"),
@@ -113,12 +120,14 @@ async def _check_server(process: NativeProcess, folder: Path) -> list[Finding]:
         check_same("user behind a unix socket", user, os.geteuid(), "this process"),
         _check_mark(family, folder),
     ]
+
     before = footprint_bytes(process.pid)
     async with _allocated(port):
         findings.append(_check_growth("growth of its footprint", before, footprint_bytes(process.pid)))
         began = time.monotonic()
         await process.end(_PATIENCE_SECONDS)
         seconds = time.monotonic() - began
+
     are_gone = await _wait_until(lambda: not any(identify_process(pid) for pid in family))
     return [
         *findings,
@@ -155,11 +164,13 @@ async def check_killed_child(folder: Path) -> list[Finding]:
         process = spawn_process(_STUBBORN, os.environ, log_path, folder, [descriptor])
     finally:
         os.close(descriptor)  # from here on only the child has the lock
+
     async with _ending_on_exit(process):
         await _await_line(log_path, "ready")
         is_kept = _is_locked(path)
         await process.end(0.2)  # SIGTERM, and SIGKILL 0.2 s later
         signal = (await process.wait()).signal
+
     is_free = await _wait_until(lambda: not _is_locked(path))
     kept = f"kept: {is_kept}, given back: {is_free}"
     return [

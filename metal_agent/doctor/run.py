@@ -81,6 +81,7 @@ async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = Fa
     # First, as the check of the firewall depends on it.
     in_cluster = await _run_check("cluster", lambda: _check_cluster(checked))
     is_reached = any(finding.name == cluster.REACHED and finding.verdict == "ok" for finding in in_cluster)
+
     checks: list[tuple[str, Check]] = [
         ("service", lambda: _check_service(checked)),
         ("machine", lambda: asyncio.to_thread(_check_machine, checked, is_reached=is_reached)),
@@ -88,8 +89,10 @@ async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = Fa
     ]
     if deep or sys.platform == "darwin":
         checks.append(("llama.cpp", lambda: engines.check_llama(work_folder)))
+
     gathered = await asyncio.gather(*(_run_check(name, check) for name, check in checks))
     findings = [*(finding for findings in gathered for finding in findings), *in_cluster]
+
     # One after the other: they measure times and memory. An error in one of them is a problem of this machine.
     for name, deep_check in _DEEP_CHECKS if deep else ():
         findings += await _run_check(name, functools.partial(deep_check, work_folder), verdict="problem")
@@ -126,6 +129,8 @@ def check_service(
     if state is None:
         detail = f"an agent runs as process {agent.pid}, and ends with its terminal" if agent else "no agent runs"
         return Finding(name, "warning" if agent else "problem", detail, f"sudo {PROGRAM} agent install")
+
+    # The service is installed.
     if missing:
         fix = "install Pomona again, then the agent with its options: pomona agent install"
         return Finding(name, "problem", f"{state.job} starts {missing}, which does not exist", fix)
@@ -133,6 +138,8 @@ def check_service(
         reason = f": {ended.message}" if ended else ""
         fix = "fix that, then run: pomona agent restart" if ended else "pomona agent logs"
         return Finding(name, "problem", f"{state.job} is {state.phase}, and no agent answers{reason}", fix)
+
+    # An agent answers.
     if state.pid is not None and state.pid != agent.pid:
         detail = f"{state.job} has process {state.pid}, and process {agent.pid} serves"
         return Finding(name, "problem", detail, f"end process {agent.pid}: its engines go on")
@@ -150,15 +157,18 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
     try:
         agent = await AgentClient(checked.folder).status()
     except ControlUnreachableError:
-        agent = None
+        agent = None  # no agent answers
     if agent is None and checked.service is None and checked.credentials is None:
         return []  # a machine that serves alone, by `pomona up`, needs no agent
+
+    # Why does none answer? `ended` is what the last agent wrote of its end; None if it wrote nothing, or one runs.
     ended = None
-    with contextlib.suppress(OSError):  # the reason of its end is unknown
+    with contextlib.suppress(OSError):  # a note that cannot be read is like none
         ended = None if agent else load_exit(checked.folder)
     # The program is a script of an environment, beside the Python that runs it.
     needed_files = (Path(checked.program), Path(checked.program).with_name("python3")) if checked.program else ()
     missing = next((str(path) for path in needed_files if not path.exists()), None)
+
     findings = [check_service(checked.service, agent, ended, missing, is_outdated=checked.is_outdated)]
     return [*findings, cluster.check_connection(agent.connection, sys.platform)] if agent else findings
 
@@ -190,10 +200,12 @@ async def _check_cluster(checked: CheckedHost) -> list[Finding]:
         return [Finding("credentials", "problem", checked.problem, fix)]
     if credentials is None:
         return [Finding("cluster", "unknown", "this host has joined none")]
+
     answer = await ask_api_server(credentials)
     findings = cluster.check_api_server(answer, sys.platform)
     if answer.error is not None:
         return findings
+
     try:
         times = read_token_times(await credentials.authorization())
         findings.append(cluster.check_token(times, time.time(), name))
@@ -202,6 +214,8 @@ async def _check_cluster(checked: CheckedHost) -> list[Finding]:
         status = msgspec.convert(metal_host, MetalHost).status
     except (ApiError, Unreachable, CredentialsError) as error:
         return [*findings, explain_refusal(name, error)]
+
+    # The interface of each address of this machine.
     interfaces = {
         address.address.partition("%")[0]: interface
         for interface, addresses in psutil.net_if_addrs().items()
@@ -235,6 +249,7 @@ async def ask_api_server(credentials: Credentials) -> ApiServerAnswer:
     began = time.time()
     connector = aiohttp.TCPConnector(ssl=credentials.tls or True)
     timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
+
     try:
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
@@ -250,6 +265,8 @@ async def ask_api_server(credentials: Credentials) -> ApiServerAnswer:
         return ApiServerAnswer(credentials.server, error=OSError(error.errno, describe_failure(error)))
     except aiohttp.ClientError as error:
         return ApiServerAnswer(credentials.server, error=OSError(describe_failure(error)))
+
+    # The server has written its date about half-way between question and answer.
     middle = (began + time.time()) / 2
     # An HTTP date has whole seconds, so on average half of one has passed.
     skew = parsedate_to_datetime(date).timestamp() + 0.5 - middle if date else None

@@ -152,10 +152,12 @@ def step_source(state: SourceState, signal: Signal | None, seconds: float, sourc
     """
     if signal is None:
         return state
-    # The signal that contradicts the present state.
+
+    # contradicted_seconds: for how long all samples have contradicted the state; None: the last one did not
     opposite_signal = "free" if state.holds else "hold"
     if signal != opposite_signal:
         return replace(state, contradicted_seconds=None)
+
     contradicted = 0.0 if state.contradicted_seconds is None else state.contradicted_seconds + seconds
     needed = END_SECONDS[source] if state.holds else BEGIN_SECONDS[source]
     if contradicted >= needed:

@@ -45,18 +45,21 @@ def step_pause(
         is_held: whether any source of the owner's policy holds.
         pauses_critical: whether protected processes, as those of priority critical, are paused too.
     """
-    if not is_held:
+    if not is_held:  # end the pause, if there is one
         if not state.is_paused:
             return state, ()
         canceled = [HoldAction("cancel", uid) for uid in sorted(state.displacing)]
         return PauseState(), (*canceled, HoldAction("resume"))
+
+    # A pause: displace or evict each process that runs.
     actions: list[HoldAction] = [] if state.is_paused else [HoldAction("pause")]
-    displacing: dict[str, float] = {}  # by uid, the seconds so far
+    displacing: dict[str, float] = {}  # as in `state`: by uid, the seconds so far
     evicted = set(state.evicted)
     for candidate in candidates:
         uid = candidate.uid
         if not candidate.is_running or (candidate.is_protected and not pauses_critical):
             continue  # it keeps no memory, or may stay
+
         is_new = uid not in state.displacing  # it is displaced from now on
         displaced_seconds = 0.0 if is_new else state.displacing[uid] + seconds
         is_overdue = displaced_seconds >= DISPLACEMENT_SECONDS  # no other host took it
@@ -66,7 +69,9 @@ def step_pause(
             evicted.add(uid)
             actions.append(HoldAction("evict", uid))
             continue
+
         displacing[uid] = displaced_seconds
         if is_new:
             actions.append(HoldAction("displace", uid))
+
     return replace(state, is_paused=True, displacing=displacing, evicted=frozenset(evicted)), tuple(actions)

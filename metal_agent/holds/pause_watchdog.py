@@ -94,6 +94,7 @@ class PauseWatchdog:
         """Read the pause that an earlier agent recorded, and become a source of holds of `gate`."""
         self._path, self._runners, self._gate = path, runners, gate
         self._policy, self._on_action, self._read = policy, on_action, read
+
         # Go on where the agent before ended: what it paused and evicted stays so.
         self._written = record = durable.read(path, PauseRecord) or PauseRecord()
         # By source that holds (a reason of the owner, such as quiet hours), the time since when.
@@ -120,6 +121,7 @@ class PauseWatchdog:
         seconds = min(now - before, owner_policy.LONGEST_STEP_SECONDS)  # a machine that slept took no samples
         self._sampled_at = now
         self._step_sources(sample, seconds)  # which updates `_held_since`
+
         candidates = [describe_candidate(runner) for runner in self._runners.values()]
         self.state, actions = pause_policy.step_pause(
             self.state,
@@ -128,10 +130,12 @@ class PauseWatchdog:
             is_held=bool(self._held_since),
             pauses_critical=self._policy.pauses_critical,
         )
+
         sources = {str(source): since for source, since in self._held_since.items()}
         record = PauseRecord(sources, tuple(self.state.displacing), evicted=tuple(sorted(self.state.evicted)))
         # First, so that a later agent finishes the actions if this one ends here.
         self._written = await save_record(self._path, record, self._written)
+
         for action in actions:
             self._perform(action)
         self._gate.refresh()

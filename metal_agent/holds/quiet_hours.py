@@ -54,13 +54,16 @@ def parse_quiet_hours(text: str) -> QuietHours:
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not of the form DAYS HH:MM-HH:MM ZONE: give hours such as {EXAMPLE!r}")
+
     days, *numbers, zone = match.groups()
     first_hour, first_minute, end_hour, end_minute = map(int, numbers)
+    # In minutes since midnight.
     first, end = first_hour * 60 + first_minute, end_hour * 60 + end_minute
     if max(first_minute, end_minute) >= 60 or first >= _LAST_MINUTE or end > _LAST_MINUTE:  # noqa: PLR2004 - minutes
         raise ValueError(f"{text!r} has a time that no clock shows: the day is from 00:00 to 24:00")
     if first == end:
         raise ValueError(f"{text!r} ends when it begins: give 00:00-24:00 for a whole day")
+
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - few owners have quiet hours
 
     try:

@@ -56,6 +56,7 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
     await _check_server(replace(credentials, identity=StaticToken(None)))
     async with connect(credentials) as client:
         first_token = await _redeem(client, code)  # step 2
+
     first = JoinedHost(
         host=code.host,
         server=code.server,
@@ -64,6 +65,7 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
         authority=code.authority_pem,
         tls_server_name=code.tls_server_name,
     )
+
     joined = await _request_own_token(first, replace(credentials, identity=StaticToken(first_token)))  # step 3
     try:
         host_identity.write_joined_host(folder, joined)
@@ -74,10 +76,11 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
 
 
 def _check_folder(folder: Path, code: JoinCode) -> None:
-    """Check that this host may use the state folder; return if it can. Raises JoinError otherwise.
+    """Return if this host may use the state folder; raise JoinError if it may not.
 
-    A machine that joins again as the same host of the same cluster may: even a running agent takes the new identity.
-    Otherwise no agent may use the folder, and no engines of the host before may run from it.
+    * The folder is that of the same host in the same cluster: it may, and even a running agent takes the new identity.
+    * It is that of another host or cluster, and engines run from it: it may not. Without a host before, they may run.
+    * Else it may unless an agent or `pomona up` uses the folder.
     """
     try:
         before = host_identity.read_joined_host(folder)
@@ -85,6 +88,8 @@ def _check_folder(folder: Path, code: JoinCode) -> None:
             has_same_authority = bool(code.authority_pem) and before.authority == code.authority_pem
             if before.server == code.server or has_same_authority:
                 return  # the same host and cluster: its agent and engines may run
+
+        # Each engine has a record in the folder.
         records = Records(folder / "processes").load().values()
         running = [record.name for record in records if record.identity and is_running(record.identity)]
     except OSError as error:
@@ -94,6 +99,8 @@ def _check_folder(folder: Path, code: JoinCode) -> None:
             f"this machine is host {before.host}, and engines of it run here ({', '.join(running)}): remove that host "
             f"by `pomona host remove {before.host}` and stop its agent and engines, or join with another --state-dir"
         )
+
+    # Own the folder for a moment: that fails while another process uses it.
     try:
         with own_folder(folder):
             pass
@@ -137,9 +144,12 @@ async def _redeem(client: Client, code: JoinCode) -> str:
     that goes to one client.
     """
     another = f"get another code by `pomona host join {code.host}`"
+
     try:
+        # `take` deletes the PodTemplate and returns it.
         deleted = await client.take(POD_TEMPLATES, join_code_name(code.host), HOSTS_NAMESPACE)
     except (Unauthorized, NotFound, Forbidden) as error:
+        # The code's token is not valid, or has no right, any more; or the PodTemplate is gone.
         if datetime.now(UTC).timestamp() >= code.expires_at:
             raise JoinError(f"this join code has expired: {another}") from error
         raise JoinError(
@@ -152,6 +162,7 @@ async def _redeem(client: Client, code: JoinCode) -> str:
             raise JoinError(f"the API server refused: {error}; the code is not used: try again") from error
         message = f"the API server did not answer, so this join code may be used up: {another} ({error})"
         raise JoinError(message) from error
+
     claims = (deleted.get("metadata", {}).get("annotations") or {}).get(JOIN_CLAIMS)
     if not claims:
         raise JoinError(f"the API server did not complete this join code: {another}")
@@ -178,4 +189,5 @@ async def _request_own_token(joined: JoinedHost, credentials: Credentials) -> Jo
         # The first token ends soon: the agent replaces it when it starts.
         log.warning("first_token_kept", host=joined.host, expires_at=joined.expires_at, error=str(error))
         return joined
+
     return msgspec.structs.replace(joined, token=granted.token, expires_at=granted.expires_at)

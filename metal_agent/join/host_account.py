@@ -44,6 +44,7 @@ def host_rights(host: str, audiences: Iterable[str]) -> tuple[tuple[Resource, Ob
         # The policy pomona-host-tokens asks for this.
         {"apiGroups": [GROUP], "resources": ["metalhosts/audience"], "resourceNames": [*audiences], "verbs": ["use"]},
     ]
+
     # A Role of its own in the namespace of hosts, and the one ClusterRole of all hosts.
     binding = _binding("ClusterRole", AGENT_ROLE, host)
     return (

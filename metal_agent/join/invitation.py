@@ -63,8 +63,10 @@ def check_server(url: str) -> str:
             f"the API server's address {server!r} is no https URL: give the one that the host reaches by --server "
             "https://ADDRESS:PORT"
         )
+
     if parts.username or parts.query or parts.fragment:
         raise InvitationError(f"--server takes https://ADDRESS:PORT only, not {parts.hostname} with more around it")
+
     if _is_loopback(parts.hostname):
         raise InvitationError(
             f"the API server's address {server} leads to this machine only: give the one that the host reaches by "
@@ -97,12 +99,14 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
     authority = _read_authority(credentials)
     name = join_code_name(host)
     await _delete_leftover(client, name)  # step 1
+
     await client.apply(SERVICE_ACCOUNTS, host_account.host_account(host), field_manager=CLI_FIELD_MANAGER)  # step 2
     first = await request_token(client, HOSTS_NAMESPACE, host, _FIRST_TOKEN_SECONDS)
     # Nothing but the API server's own answer tells its audiences.
     for resource, obj in host_account.host_rights(host, first.audiences):
         await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
     claims, _, signature = first.token.rpartition(".")  # a JWT: HEAD.PAYLOAD.SIGNATURE
+
     template = await client.create(POD_TEMPLATES, host_account.join_template(host, claims))  # step 3
     uid = template["metadata"]["uid"]
     try:
@@ -117,6 +121,7 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
         with contextlib.suppress(ApiError, Unreachable):
             await client.delete(POD_TEMPLATES, name, HOSTS_NAMESPACE, uid=uid)
         raise
+
     return encode_join_code(
         JoinCode(
             host=host,
@@ -170,10 +175,11 @@ async def _delete_leftover(client: Client, name: str) -> None:
 
 
 async def _await_token_policy(credentials: Credentials, name: str, token: str) -> None:
-    """Wait until the API server refuses to show the claims of the first token without deleting their PodTemplate.
+    """Wait until the API server enforces the policy pomona-host-tokens, which keeps a join code to one use.
 
-    A deletion that is only tried (dryRun) answers with the object, too, so a code could be read without a trace: the
-    policy pomona-host-tokens refuses that. This tries it with the code's own `token`, until it is refused.
+    The PodTemplate `name` has the claims of the host's first token. Its deletion answers with it, and so would a
+    deletion that is only tried (dryRun), which leaves no trace: the policy refuses that. This tries one again and
+    again, with the code's own `token`, until the policy refuses it.
 
     Raises:
         InvitationError: it is not refused, or not by the policy.
@@ -181,10 +187,11 @@ async def _await_token_policy(credentials: Credentials, name: str, token: str) -
     # Without the administrator's client certificate, which would be asked first.
     tls = build_tls(credentials.authority) if credentials.tls else None
     holder = replace(credentials, identity=StaticToken(token), tls=tls)
+
     deadline = time.monotonic() + _POLICY_SECONDS
     async with connect(holder) as client:
         while True:
-            last_answer = "it shows it"  # unless the call raises
+            last_answer = "it shows it"  # the PodTemplate, if the call raises nothing
             try:
                 await client.take(POD_TEMPLATES, name, HOSTS_NAMESPACE, dry_run=True)  # deletes nothing
             except Forbidden as error:
@@ -193,6 +200,7 @@ async def _await_token_policy(credentials: Credentials, name: str, token: str) -
                 last_answer = error.message
             except ApiError as error:
                 last_answer = str(error)
+
             if time.monotonic() > deadline:
                 raise InvitationError(
                     "the API server does not keep the join code to one use, which the policy pomona-host-tokens does: "

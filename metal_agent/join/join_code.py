@@ -79,6 +79,7 @@ def decode_join_code(text: str) -> JoinCode:
             f"this join code has format {family['format']}, and this Pomona reads format {_FORMAT}: use the same "
             "version of Pomona on both machines"
         )
+
     try:
         return _decode_content(compact.removeprefix(PREFIX))
     except (ValueError, binascii.Error, zlib.error, msgspec.DecodeError) as error:

@@ -42,6 +42,7 @@ def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
         _Step(resources.SERVICE_ACCOUNTS, code),
         _Step(resources.SERVICE_ACCOUNTS, host),
     )
+
     after = (
         # Its processes are replaced once it is gone, and the controller writes no Secret and grants of it any more.
         _Step(resources.METAL_HOSTS, host, namespace=None),

@@ -34,16 +34,19 @@ def budget_bytes(facts: HostFacts, owner_bytes: int | None) -> int | None:
     the GPU of a Mac may use, which only `iogpu.wired_limit_mb` changes.
     """
     metal_limit = None if facts.working_set_bytes is None else max(0, facts.working_set_bytes - _METAL_MARGIN_BYTES)
+
     if owner_bytes is not None:
         return owner_bytes if metal_limit is None else min(owner_bytes, metal_limit)
     if facts.model_memory_bytes is None:
         return None
+
     limits = [facts.model_memory_bytes if metal_limit is None else metal_limit]
     if facts.memory_bytes is not None:
         # 4 GiB, or a quarter of a small host; then 8 % of all memory if that is more.
         least_system_bytes = min(_SYSTEM_BYTES, facts.memory_bytes * _SMALL_SYSTEM_SHARE)
         system_bytes = max(least_system_bytes, facts.memory_bytes * _SYSTEM_SHARE)
         limits.append(int(facts.memory_bytes - system_bytes))
+
     return min(limits)
 
 

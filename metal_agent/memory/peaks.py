@@ -64,12 +64,15 @@ class Peaks:
         run of the same spec. If the file cannot be written, the peaks are kept in memory, and written with the next
         new peak.
         """
+        # `_note` returns True if the run is new, or its peak has risen.
         has_risen = [self._note(run, identify_serving(spec), used) for run, (spec, used) in used_by_run.items()]
         if not any(has_risen) or self._path is None:
             return
+
         # _runs: by key, the last runs of engines that serve the same; the key that was noted last is at its end.
         while len(self._runs) > _MAX_ENTRIES:
             self._runs.pop(next(iter(self._runs)))  # the one that was noted first
+
         try:
             durable.write(self._path, PeaksFile(self._runs))
         except OSError as error:

@@ -151,9 +151,12 @@ def step(
         return state, ()
     # A machine that slept took no sample: a long gap counts as a few seconds.
     state = _advance_clocks(state, level, min(gap, _LONGEST_STEP_SECONDS), candidates)
+
     if not state.is_under_pressure:
         # Pressure begins once the level has been bad for some seconds.
         return _begin_pressure(state) if _must_hold(state) else _return_evicted(state, candidates)
+
+    # normal_seconds: for how long the level has been normal; None: it is not
     is_calm = state.normal_seconds is not None and state.normal_seconds >= state.needed_calm_seconds
     if is_calm:
         return _end_pressure(state)
@@ -165,9 +168,12 @@ def _advance_clocks(
 ) -> PressureState:
     """Advance every clock of the state by the `seconds` since the last sample, or stop it.
 
-    A clock of a level runs while samples have that level, else it is None. The clock since the last end of an engine
-    stands at 0 while an engine ends; one that does not end in `ENDING_SECONDS` no longer counts, so that it cannot
-    keep the host from acting.
+    * warn, critical, normal: the time that the level has been so (warn: or worse); None while it is not.
+    * ending: the time that an engine has been draining or ending, without a break.
+    * since_ending: the time since that was over; it stands at 0 meanwhile. One that does not end in
+      `ENDING_SECONDS` no longer counts, so that it cannot keep the host from acting.
+    * displacing, since_return, since_over: these always run; they are set to 0 elsewhere, when a displacement begins,
+      an evicted process returns, or the pressure ends.
     """
 
     def advance(before: float | None, *, goes_on: bool) -> float | None:
@@ -179,16 +185,17 @@ def _advance_clocks(
     is_ending = any(candidate.stage in {"draining", "ending"} for candidate in candidates)
     ending_seconds = state.ending_seconds + seconds if is_ending else 0.0
     is_stuck = ending_seconds > ENDING_SECONDS
+
     return replace(
         state,
         warn_seconds=advance(state.warn_seconds, goes_on=level != "normal"),
         critical_seconds=advance(state.critical_seconds, goes_on=level == "critical"),
         normal_seconds=advance(state.normal_seconds, goes_on=level == "normal"),
-        displacing_seconds=state.displacing_seconds + seconds,  # of the present displacement
+        displacing_seconds=state.displacing_seconds + seconds,
         since_ending_seconds=0.0 if is_ending and not is_stuck else state.since_ending_seconds + seconds,
         ending_seconds=ending_seconds,
-        since_return_seconds=state.since_return_seconds + seconds,  # since an evicted process started again
-        since_over_seconds=state.since_over_seconds + seconds,  # since the last pressure ended
+        since_return_seconds=state.since_return_seconds + seconds,
+        since_over_seconds=state.since_over_seconds + seconds,
     )
 
 
@@ -229,25 +236,33 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
     2. Under critical pressure, stop a draining engine now (hasten), unless another one is just ending.
     3. Wait while the level is normal, or for `SETTLE_SECONDS` after the end of an engine.
     4. Follow up the displacement that has begun, else begin one.
+
+    An evicted process is stopped. A displaced one serves on, until its replacement on another host answers.
     """
     running = {candidate.uid: candidate for candidate in candidates if candidate.is_running}
     if state.displacing is not None and state.displacing not in running:
         # The process runs elsewhere now, or ended by itself.
         state = replace(state, displacing=None)
+
     unfinished = next((uid for uid in state.evicted if uid in running), None)
     if unfinished is not None:  # step 1
         # An earlier agent recorded this eviction, and ended before it evicted the process.
         return state, (HoldAction("evict", unfinished),)
+
     draining = [candidate for candidate in candidates if candidate.stage == "draining"]
     is_ending = any(candidate.stage == "ending" for candidate in candidates)
+    # One that does not end in ENDING_SECONDS is not waited for any more.
     must_await_end = is_ending and state.ending_seconds <= ENDING_SECONDS
     if state.is_critical and draining and not must_await_end:  # step 2
         # A draining process is about to end anyway, so its loss matters less than that of any other.
         return state, (HoldAction("hasten", max(draining, key=_displacement_key).uid),)
+
+    # normal_seconds: for how long the level has been normal; None: it is not
     is_normal, has_settled = state.normal_seconds is not None, state.since_ending_seconds >= SETTLE_SECONDS
     if is_normal or not has_settled:  # step 3
         return state, ()
-    if state.displacing is not None:  # step 4
+
+    if state.displacing is not None:  # step 4: it asks for a replacement on another host
         return _follow_up_displacement(state, running[state.displacing])
     return _pick_for_displacement(state, list(running.values()))
 
@@ -279,6 +294,7 @@ def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandi
         return state, ()
     if not eligible:
         return state, ()
+
     # The greatest key: unprotected first, then the least priority, the longest idle, the most memory.
     uid = max(eligible, key=_displacement_key).uid
     return replace(state, displacing=uid, displacing_seconds=0.0), (HoldAction("displace", uid),)

@@ -88,6 +88,7 @@ class PressureWatchdog:
         self._path, self._runners, self._gate = path, runners, gate
         self._ledger, self._on_action = ledger, on_action
         self._read, self._idle_seconds = read, idle_seconds
+
         # Go on where the agent before ended: what it evicted stays evicted.
         # _written: the record as it is on disk. `state` has its decisions, and clocks that begin anew.
         self._written = durable.read(path, PressureRecord) or PressureRecord()
@@ -96,6 +97,7 @@ class PressureWatchdog:
         """The level of the last sample; None if the system reports none."""
         self.action_counts: Counter[ActionKind] = Counter()
         """The number of actions of each kind that this agent has performed."""
+
         self._has_level = False  # True once the system has reported a level
         self._is_first_sample = True
         self._pressure_since = datetime.now(UTC)
@@ -117,10 +119,12 @@ class PressureWatchdog:
             log.info("pressure_level_changed", pressure=reading.level, available_bytes=reading.available_bytes)
         self.level = reading.level
         self._has_level = self._has_level or reading.level is not None
+
         is_calm = reading.level in {None, "normal"}  # None: the system reports no level
         if self._is_first_sample and is_calm and not (self.state.evicted or self.state.displacing):
             self.state = replace(self.state, is_under_pressure=False)  # it ended while no agent ran
         self._is_first_sample = False
+
         idle_by_uid = {} if is_calm else await self._idle_seconds()
         now = time.monotonic()
         candidates = []
@@ -129,9 +133,11 @@ class PressureWatchdog:
             if uid in idle_by_uid and idle_seconds is None and ready_since is not None:  # it never had a request
                 idle_seconds = now - ready_since
             candidates.append(describe_candidate(runner, self._ledger.reserved.get(uid, 0), idle_seconds))
+
         self.state, actions = pressure_policy.step(self.state, reading.level, candidates, now)
         record = msgspec.convert(self.state, PressureRecord, from_attributes=True)
         self._written = await save_record(self._path, record, self._written)
+
         for action in actions:
             self._perform(action)
         self._gate.refresh()

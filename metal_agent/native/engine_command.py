@@ -32,6 +32,8 @@ def identify_engine(spec: MetalProcessSpec) -> str:
     command = launch.command() if launch else None
     if launch is None or not command:
         return ""
+
+    # The command, the time at which its program was changed, and the version of its package.
     parts = [" ".join(command)]
     with contextlib.suppress(OSError):
         parts.append(str(Path(command[0]).stat().st_mtime_ns))
@@ -56,6 +58,8 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
     command = launch.command()
     if command is None:
         raise ValueError(f"{spec.runtime} is no longer installed: {RUNTIMES[spec.runtime].install_hint}")
+
+    # Port 0: the kernel chooses one.
     listen = Listen(host=LOOPBACK, port=0, api_key_file=str(key_file))
     return [*command, *launch.arguments(build_process_serving(spec, str(model), further), listen)]
 
@@ -90,6 +94,7 @@ def find_obstacle(spec: MetalProcessSpec, headers: Sequence[GGUF] = ()) -> str |
     """
     further = spec.further_artifacts
     source = parse(spec.artifact.source, spec.artifact.files)
+
     # Before the fetch there are no headers: then the spec alone is judged.
     demand = RuntimeDemand(
         format="mlx" if source.is_folder and not source.is_gguf else "gguf",

@@ -61,9 +61,10 @@ def trim_logs(folder: Path, open_logs: Collection[Path]) -> None:
             if path.stat().st_size > MAX_BYTES:
                 _truncate(path)
         except FileNotFoundError:
-            continue
+            continue  # nothing to truncate
         except OSError as error:
             log.warning("log_not_truncated", path=str(path), error=str(error))
+
     kept = {*open_logs, *map(previous_log_path, open_logs)}  # in use, or the earlier part of one in use
     try:
         deletable = [path for path in folder.glob("*.log") if path not in kept]

@@ -148,6 +148,7 @@ def spawn_process(
     program = shutil.which(argv[0])
     if program is None:
         raise FileNotFoundError(f"cannot run {argv[0]!r}: no such program on PATH")
+
     # Copies, since ours close on exec; numbered after all others, so that none is overwritten before it is copied.
     first_free = max(inherited, default=2) + 1
     pid = os.posix_spawn(
@@ -165,6 +166,7 @@ def spawn_process(
         # Python ignores these signals, and a child would inherit that.
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
     )
+
     try:
         return NativeProcess(pid, child=True)
     except BaseException:
@@ -198,6 +200,7 @@ def adopt_process(identity: ProcessIdentity) -> NativeProcess | None:
         if error.errno in _NO_PROCESS:  # the pid is that of no process
             return None
         raise
+
     is_same = False
     try:
         # Asked while the watch is open: it is of this very process.
@@ -224,6 +227,7 @@ async def kill_strays(owner: Path, leaders: Collection[int]) -> list[int]:
     strays = []
     for process in psutil.process_iter():
         try:
+            # Marked: its environment names this folder as its owner. A session has the pid of its leader as its id.
             if not _is_marked(process, owner) or os.getsid(process.pid) in leaders or process.pid == os.getpid():
                 continue
             stray = NativeProcess(process.pid)
@@ -233,6 +237,7 @@ async def kill_strays(owner: Path, leaders: Collection[int]) -> list[int]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(stray.pid, signal.SIGKILL)
         strays.append(stray)
+
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_KILL_SECONDS):
             for stray in strays:

@@ -134,9 +134,11 @@ async def await_first_token(
         timeout_seconds: limit for all attempts.
         report: called with each new problem that the user should see meanwhile.
     """
+    # failing_since: the time of the first of the errors in a row; None: the last answer was no error
     last_problem, pause = "it does not listen on a port", _FIRST_PAUSE_SECONDS
     failing_since: float | None = None
     engine: ProbedEngine | None = None
+
     try:
         async with asyncio.timeout(timeout_seconds):
             while True:
@@ -151,17 +153,20 @@ async def await_first_token(
                     # All messages of probes begin with the address of the engine.
                     if result.reason == "Broken" or is_path_missing:
                         return None, Failed("EngineBroken", result.message)
+
                     if not engine_health.is_error(result):
                         failing_since = None
                     elif failing_since is None:
                         failing_since = time.monotonic()
                     if failing_since and time.monotonic() - failing_since >= engine_health.START_FAILURE_SECONDS:
                         return None, Failed("EngineBroken", f"the engine at {result.message}")
+
                     if result.message != last_problem and engine_health.is_start_problem(result):
                         report(StartProblem(f"the engine at {result.message}; it is asked again"))
                     last_problem = result.message
                     if result.reason == "Unreachable":
                         engine = None  # it may have ended, or listen on another port now
+
                 await asyncio.sleep(pause)
                 pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
     except TimeoutError:
@@ -178,6 +183,7 @@ async def probe_liveness(engine: ProbedEngine) -> LivenessAnswer:
     if engine.pulse is None:
         result = await engine.request_token(limit_seconds)
         return LivenessAnswer("" if result.ok else result.message, silent=result.reason == "TimedOut")
+
     url = f"{engine.url}{engine.pulse}"
     headers = {"Authorization": f"Bearer {engine.token}"} if engine.token else {}
     try:
@@ -205,8 +211,10 @@ async def check_suspect(engine: ProbedEngine, suspicion: Suspicion) -> Trusted |
         result = await engine.request_token(ANSWER_SECONDS)
         waited_seconds = time.monotonic() - began
         cpu_now = await read_cpu_seconds(engine.pid)
+        # An engine that uses the processor is busy; None: the time that it used is not known.
         used_seconds = None if cpu_now is None or cpu_before is None else cpu_now - cpu_before
         is_busy = engine_health.is_busy(used_seconds, waited_seconds)
+
         match engine_health.judge_check(suspicion, result, waited_seconds, is_busy=is_busy):
             case "healthy":
                 return Trusted()
@@ -236,6 +244,7 @@ class LivenessWatch(msgspec.Struct):
         engine = await self.find_engine()
         if engine is None or engine.pid is None:
             return None
+
         failures, cpu_before = 0, await read_cpu_seconds(engine.pid)  # at the last check
         while True:
             await asyncio.sleep(pause_seconds(engine.pulse, failures))
@@ -246,6 +255,7 @@ class LivenessWatch(msgspec.Struct):
                 continue
             if check is None:
                 return None  # the event of its end is on its way
+
             failures, cpu_before = count_failures(failures, check), check.cpu_after
             if check.alive:
                 continue
@@ -263,6 +273,8 @@ class LivenessWatch(msgspec.Struct):
         engine = await self.find_engine()
         if engine is None or engine.pid is None:
             return None
+
+        # answer: that of the probe; None: it was not probed
         requests = self.count_requests()
         answer, cpu_after = None, await read_cpu_seconds(engine.pid)
         if should_probe(requests, cpu_before, cpu_after):
@@ -272,6 +284,7 @@ class LivenessWatch(msgspec.Struct):
                 cpu_before = cpu_after
             if answer.silent or requests:  # the probe took time in which it may have worked
                 cpu_after = await read_cpu_seconds(engine.pid)
+
         check = LivenessCheck(answer, cpu_before, cpu_after)
         self.on_check(check)
         return check

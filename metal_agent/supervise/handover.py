@@ -28,6 +28,7 @@ def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
         structs.replace(further, artifact=_identify_weights(further.artifact), source_secret=None)
         for further in spec.further_artifacts
     ]
+
     return structs.replace(
         without_edits(spec),  # without the fields that may change while it runs
         service_name="",
@@ -53,6 +54,7 @@ def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[As
     for assignment in wanted:
         if assignment.deleted:
             continue
+
         wanted_fingerprint, service_name = fingerprint_engine(assignment.spec), assignment.spec.service_name
         equal_engines = [uid for uid, fingerprint in unmatched.items() if fingerprint == wanted_fingerprint]
         # The engine of the same service is preferred: it was started with the name of its service.

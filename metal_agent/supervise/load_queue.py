@@ -69,7 +69,8 @@ class LoadQueue:
         self._waiting.append(waiting)
         try:
             while not waiting.granted.is_set():
-                self._grant_next()  # maybe to this one
+                self._grant_next()  # if the slot is free: maybe to this one
+
                 busy_until = self._busy_until()
                 seconds = None if busy_until is None else max(0.0, busy_until - self._clock())
                 try:

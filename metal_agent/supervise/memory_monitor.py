@@ -56,6 +56,7 @@ class MemoryMonitor(msgspec.Struct):
         them. The peaks get the use of each run of an engine with a process of its own, for later admissions.
         """
         available_before = self.ledger.available_bytes
+        # Record and pid of each engine: both tell whether another one was started meanwhile.
         engines_before = {uid: (runner.record, runner.state.pid) for uid, runner in self.runners.items()}
         pids = {uid: pid for uid, (_, pid) in engines_before.items() if pid is not None}
         reading, footprints = await asyncio.to_thread(self._read_footprints, pids)

@@ -68,7 +68,7 @@ class Records:
 
         Raises OSError if a file cannot be read.
         """
-        self._on_disk = {}
+        self._on_disk = {}  # by uid, each record and the content of its file
         for path in sorted(self._folder.glob("[!.]*.json")):
             content = durable.read(path, dict[str, Any])
             if content is None:
@@ -80,6 +80,7 @@ class Records:
                 # No request would reach its engine, which is killed as a stray: it must not keep its memory.
                 log.warning("record_unreadable", path=str(path))
                 self.remove(path.stem)
+
         return {uid: record for uid, (record, _) in self._on_disk.items()}
 
     def write(self, record: Record) -> None:

@@ -54,16 +54,15 @@ class Runner:
         """Begin as Pending or, with `record` and `adopted`, go on with an engine that an earlier agent started."""
         self.assignment = assignment
         self.record = record
-        self._record_written = True
+        self._record_written = True  # False: the last write failed, and `write_record` tries again
         self.progress: FetchProgress | None = None
-        self.removed = False
-        """True if the process is no longer assigned to this host."""
+        self.removed = False  # True if the process is no longer assigned to this host
         self.is_answering = True
         """False from a call of `check_liveness` until a check finds the engine alive; True when it becomes Ready."""
+
         self._host = host
         self._engine = adopted
-        self._key = adopted.key if adopted else None
-        """The key of the engine's process, or of the last one."""
+        self._key = adopted.key if adopted else None  # that of the engine's process, or of the last one
         self._weights = host.weights.pin(assignment.spec)  # those on disk, locked; None if there are none
         self._daemon = host.daemons.get(assignment.spec.runtime)  # None if the engine has a process of its own
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()  # handled by `run`, one after the other
@@ -73,6 +72,7 @@ class Runner:
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
         count_requests = partial(host.exposure.requests, assignment.uid)
         self._liveness = LivenessWatch(self.find_engine, count_requests, on_check=self._note_check, log=self._log)
+
         hold = host.hold(assignment.uid)  # None if nothing keeps its engine from starting
         self.state, self._first_actions = lifecycle.start_lifecycle(hold)
         if record and adopted:
@@ -212,12 +212,14 @@ class Runner:
                 self._host.keys.remove(self._key.path)
                 self._key = None
             self._hold_weights(None)
+
         if state.needed_bytes is not None and state.needed_bytes <= self._host.ledger.available_bytes:
             self.notify(MemoryFreed())  # the memory became free before the refusal arrived
         if state.phase == "Ready" and before.phase != "Ready":
             self.is_answering = True
             if self.record and not self.record.ready_at:
                 self._set_record(structs.replace(self.record, ready_at=rfc3339(datetime.now(UTC))))
+
         if (state.phase, state.reason, state.pid) != (before.phase, before.reason, before.pid):
             phase, reason = state.phase, state.reason
             self._log.info("phase_changed", phase=phase, reason=reason, message=state.message, pid=state.pid)
@@ -396,6 +398,7 @@ class Runner:
         except (OSError, ValueError) as error:
             # ValueError: the runtime is no longer installed, or an argument is impossible, such as one with a NUL.
             return events.Failed("SpawnFailed", f"the engine cannot be started: {error}")
+
         self._engine = started
         group.create_task(self._watch_exit(started))
         if started.identity or started.model:  # else its process has ended at once

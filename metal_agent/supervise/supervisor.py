@@ -55,6 +55,7 @@ class Supervisor:
         daemons.subscribe(self._daemon_changed)
         await daemons.check_models()  # step 1
         self._group.create_task(daemons.run())
+
         adopted = set()  # by what identifies an engine, not by process
         records = self._host.records.load()  # step 2
         # An engine of `pomona up` (standalone) that was handed over to the cluster may have a record of each. The
@@ -63,6 +64,7 @@ class Supervisor:
             engine_key = (record.identity, record.spec.runtime, record.model)
             # One model in a daemon can serve several MetalProcesses, each with a record of its own.
             is_duplicate = engine_key in adopted and (record.identity is not None or record.assignment.is_standalone)
+            # _adopt returns None if the engine is gone.
             engine = None if is_duplicate else self._adopt(record)
             adopted.add(engine_key)
             if engine is None:
@@ -71,6 +73,7 @@ class Supervisor:
                 continue
             self._host.ledger.take_over(uid, self._host.peaks.needed_bytes(record.spec))
             self._start(Runner(record.assignment, self._host, record, engine))
+
         self._host.keys.delete_others({runner.record.key_file for runner in self.runners.values() if runner.record})
         pids = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
         await kill_strays(self._host.folder, pids | set(other_pids))  # the rest of step 3
@@ -103,18 +106,21 @@ class Supervisor:
         wanted = {assignment.uid: assignment for assignment in assignments}
         self._hand_over_unclaimed(wanted.values())  # step 1
         unclaimed = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
+
         new = [assignment for uid, assignment in wanted.items() if uid not in self.runners]
         if unclaimed and keep_unclaimed and handover.exceeds_memory(new, self._host.ledger.available_bytes):
             keep_unclaimed = False
             # Not started yet: a later call does so, once the unclaimed engines have ended and freed their memory.
             for assignment in new:
                 del wanted[assignment.uid]
+
         kept = set(unclaimed) if keep_unclaimed else set()  # step 2
         for uid, runner in list(self.runners.items()):  # step 3
             if runner.state.phase == "Stopped":
                 self._forget_stopped(runner, wanted.get(uid))  # so that `add` starts it again if it is assigned
             elif uid not in wanted and uid not in kept:
                 runner.remove()
+
         self.add(wanted.values())  # step 4
         self._has_full_list = True
         self._unload_unwanted()
@@ -164,6 +170,8 @@ class Supervisor:
             name=assignment.name,
             spec=assignment.spec,
         )
+
+        # Adopt the engine by a record of the new assignment.
         engine = None
         try:
             engine = self._adopt(record)
@@ -176,6 +184,8 @@ class Supervisor:
             if engine:
                 engine.release()
             return False
+
+        # Replace the runner, then what it had: log, record and reservation.
         self._tasks[uid].cancel()  # ends the old runner; its engine goes on
         self._host.loads.rename(uid, assignment.uid)  # the load slot, if the engine has it
         del self.runners[uid]
@@ -251,6 +261,7 @@ class Supervisor:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 return
+
             seconds = restart_backoff_seconds(crashes_in_a_row)
             message = f"internal error of the agent: {problem}; next try in {seconds:.0f} s"
             runner.state = structs.replace(runner.state, reason="InternalError", message=message)

@@ -32,6 +32,7 @@ def check_certificate(tls: Tls, address: str) -> None:
             Path(path).read_bytes()
         except OSError as error:
             raise StartError(f"cannot read {option} {path}: {error.strerror}") from error
+
     try:
         server = load_certificate(tls)
         problem = _verify_certificate(server, tls.certificate, address)
@@ -44,6 +45,7 @@ def check_certificate(tls: Tls, address: str) -> None:
             f"cannot use --tls-certificate {tls.certificate} with --tls-key {tls.key} ({error}): both have to be in "
             "PEM form, the certificate before those of its chain, and the key its own and without a password"
         ) from error
+
     if problem:
         reason = problem.verify_message
         raise StartError(f"--tls-certificate {tls.certificate} is trusted by no client ({reason}): renew it")
@@ -61,9 +63,12 @@ def _verify_certificate(
     client.load_verify_locations(certificate)
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # its certificate authority is not known here
     client.check_hostname = address is not None
+
+    # Each reads what the other has written.
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     client_tls = client.wrap_bio(to_client, to_server, server_hostname=address)
     server_tls = server.wrap_bio(to_server, to_client, server_side=True)
+
     with contextlib.suppress(ssl.SSLWantReadError):  # raised as the answer is not there yet
         client_tls.do_handshake()  # hello
     with contextlib.suppress(ssl.SSLWantReadError):

@@ -80,9 +80,11 @@ class ProxyExposure(ABC):
         fails for 30 s is not coming back: then the drain is given up, too.
         """
         self._draining.add(uid)  # the next configuration stops new requests to it
+
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         failing_since: float | None = None
+
         while True:
             tried_at = loop.time()
             try:
@@ -98,7 +100,7 @@ class ProxyExposure(ABC):
                     return
                 await asyncio.sleep(_ASK_AGAIN_SECONDS)
             else:
-                if not is_idle:
+                if not is_idle:  # the time is up
                     log.warning("requests_aborted", uid=uid, after_seconds=timeout_seconds)
                 return
 

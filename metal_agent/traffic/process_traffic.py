@@ -95,7 +95,9 @@ class TrafficReport:
         Ready processes of one service share its rate equally. Others have no traffic.
         """
         ready = {uid: runner for uid, runner in self._runners.items() if runner.state.phase == "Ready"}
+        # The number of processes that share the rate of a service.
         sharing = Counter(runner.assignment.service for runner in ready.values())
+
         current: dict[str, ShownTraffic] = {}
         for uid, runner in ready.items():
             service = runner.assignment.service
@@ -103,6 +105,8 @@ class TrafficReport:
             measured = share_rate(rate, sharing[service]) if rate is not None else None
             if (shown := choose_traffic(self._shown.get(uid), measured, now)) is not None:
                 current[uid] = shown
+
+        # _shown: what the statuses have shown so far, by uid
         changed = [uid for uid in self._shown.keys() | current.keys() if self._shown.get(uid) != current.get(uid)]
         self._shown = current
         for uid in changed:

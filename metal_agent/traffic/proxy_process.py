@@ -60,13 +60,15 @@ class Proxy:
         excess = len(os.fsencode(longest)) - _LONGEST_SOCKET
         if excess > 0:
             raise OptionsError(f"--state-dir {folder} is {excess} bytes too long for the socket {longest} in it")
+
         self._on_change = on_change
-        self.process: NativeProcess | None = None
+        self.process: NativeProcess | None = None  # the proxy that serves, started or adopted
         self._spawned_pid: int | None = None
         """Pid of the proxy that this agent started last; an adopted one has another, and may be of another build."""
-        self._has_answered = asyncio.Event()
+        self._has_answered = asyncio.Event()  # set at its first answer, cleared once there is no proxy
         self._is_handing_over = False
         """True while a newer proxy takes the place of the present one."""
+
         self.answers = False
         self.state: ProxyState | None = None
         """Its last reported state, some seconds old."""
@@ -150,6 +152,8 @@ class Proxy:
         self.adopt()
         self.process = process = self.process or self._spawn()
         async with asyncio.TaskGroup() as group:
+            # ending returns at the end of the process; replacing once a new proxy has its place; watching once one that
+            # an earlier agent started has it. The first to return ends the other two.
             ending = group.create_task(process.wait())
             replacing = group.create_task(self._replace_older(process))
             watching = group.create_task(self._watch_answers(process))
@@ -157,8 +161,9 @@ class Proxy:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 task.cancel()
+
         if replacing.done() and not replacing.cancelled():
-            self.process = replacing.result()
+            self.process = replacing.result()  # None: the new proxy does not serve
             log.info("proxy_replaced", pid=process.pid, by=self.process.pid if self.process else None)
             process.release()
         elif ending.done() and not ending.cancelled():  # it has ended
@@ -170,6 +175,7 @@ class Proxy:
             log.info("proxy_has_left", pid=process.pid)
             self.process = None
             process.release()
+
         if self.process is None:
             self.state = None
             self.answers = False
@@ -189,10 +195,13 @@ class Proxy:
         state = self.state
         if state is None or process.pid == self._spawned_pid or state.version == BUILD:
             return await asyncio.Future()  # nothing to replace: wait for the cancellation
+
         if successor := await self._hand_over():
             return successor
         if self._has_handed_over(process):
             return None
+
+        # It serves on.
         log.info("older_proxy_is_replaced_later", pid=process.pid, version=state.version)
         loop = asyncio.get_running_loop()
         started = busy = loop.time()  # busy: when it last had a request
@@ -240,7 +249,7 @@ class Proxy:
         loop = asyncio.get_running_loop()
         silent_since = None  # time of the first check without an answer
         while True:
-            if await self._read_state_of(process.pid):
+            if await self._read_state_of(process.pid):  # it has answered
                 silent_since = None
                 if not self.answers:
                     self.answers = True
@@ -256,6 +265,7 @@ class Proxy:
                     log.error("proxy_restarted_after_silence", pid=process.pid, seconds=round(silence))
                     await process.end(GRACE_SECONDS)
                     await asyncio.Future()  # `_run_once` cancels this at its end
+
             await asyncio.sleep(_CHECK_SECONDS if self.answers else _STARTING_SECONDS)
 
     def _has_handed_over(self, process: NativeProcess) -> bool:
@@ -272,7 +282,8 @@ class Proxy:
         """Decide whether any listener of the proxy reacts to a client, if only by closing the connection."""
         for listener in self.state.services if self.state else ():
             if listener.error:
-                continue
+                continue  # it does not listen
+
             try:
                 async with asyncio.timeout(_REACTION_SECONDS):
                     reader, writer = await asyncio.open_connection(listener.address, listener.port)  # as a client
@@ -283,7 +294,7 @@ class Proxy:
                 return True
             except (OSError, TimeoutError):
                 continue
-            return True
+            return True  # it has answered, or closed the connection
         return False
 
     async def _read_state_of(self, pid: int) -> bool:

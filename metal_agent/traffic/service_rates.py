@@ -53,9 +53,11 @@ class ServiceRates:
             is_of_other_proxy = stats.tokens_out < last.tokens_out or stats.requests < last.requests
             if is_of_other_proxy:
                 counts.clear()
+
             counts.append(_Count(at=now, stats=stats))
             while len(counts) > 1 and counts[1].at <= now - MINUTE_SECONDS:  # a later one is old enough, too
                 counts.popleft()
+
             self._counts[service.name] = counts
         self.on_read(now)
 
