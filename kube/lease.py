@@ -276,7 +276,7 @@ class HostLease:
         try:
             lease = await self.client.get(LEASES, self.name, self.namespace)
         except NotFound:
-            self._version = ""
+            self._version = ""  # there is none: the write creates it
             return True
 
         # _rival_spec: the spec that another holder wrote, as first seen; empty if there was none so far

@@ -91,16 +91,14 @@ class Agent:
         self._synced = asyncio.Event()  # set once the first list of MetalProcesses is in the store
         self._queue: WorkQueue[WorkKey] = WorkQueue()  # of work to do: see `agent_work`
         self._identity = identify_agent(options.folder)  # the name under which it holds the Lease
-        self._renewed_once = asyncio.Event()
-        """Set once this agent has the Lease of its name; before, it takes no new assignment and reports nothing."""
+        self._renewed_once = asyncio.Event()  # set once it has the Lease; then it takes new assignments and reports
         self._last_known_file = assignments.LastKnownFile(options.folder / "assignments.json")
         self._last_known = self._last_known_file.load(options.name)  # processes and data of the Secret
         self._tokens = HostTokens(self._store, options.name, self._last_known.secret)
         self._ports = ServicePorts(options.folder / "ports.json", options.first_port, options.last_port)
         self._proxy = Proxy(options.folder, self._proxy_changed)
         self._runners: dict[str, Runner] = {}  # by uid of the MetalProcess; changed by the supervisor only
-        self._claim_deadline: float | None = None
-        """Monotonic time, in seconds, until which the cluster may claim engines that `pomona up` left running here."""
+        self._claim_deadline: float | None = None  # monotonic time until which engines of `pomona up` may be claimed
         self._may_have_slept = False  # True: contact with the API was lost, as in a sleep, since engines were checked
         self._started = datetime.now(UTC)
         self._stopping = asyncio.Event()  # set when everything is to be drained and stopped
@@ -409,11 +407,13 @@ class Agent:
         if self._may_have_slept:
             # Old connections may be dead without an error, and a watch would notice that only after a long wait.
             await self._client.reconnect()
+
         # Only processes from before the request: the list may lack those that are added meanwhile.
         uids_before = set(self._runners)
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
         services = await self._exposed.endpoints.list_services()
         assigned = {obj["metadata"]["uid"] for obj in fresh.items}
+
         if self._may_have_slept:
             # The machine may have slept: an engine that does not answer becomes not ready.
             with contextlib.suppress(TimeoutError):
@@ -422,6 +422,7 @@ class Agent:
 
         if self._exposed.freshness.gap_count != gap_count:
             return  # another gap has begun since the request; this is enqueued again after it
+
         self._may_have_slept = False
         self._exposed.suspended = frozenset(uids_before - assigned)
         self._exposed.endpoints.forget()  # others may have deleted slices meanwhile: each is written again

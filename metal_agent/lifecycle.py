@@ -391,7 +391,9 @@ def _on_evicted(state: ProcessState, event: events.Evicted) -> ProcessStep:
 
     stopping = replace(_enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold)
     stopping = replace(stopping, evicting=True, is_hastened=event.is_urgent)
-    return stopping, (end,) if is_loading else (withdraw, drain, end)
+    if is_loading:
+        return stopping, (end,)
+    return stopping, (withdraw, drain, end)
 
 
 def _on_exited(state: ProcessState, event: events.Exited, now: float) -> ProcessStep:

@@ -122,6 +122,7 @@ class HostBenchmarks:
 
         # 1. Which processes are not in a pause?
         now = time.monotonic()
+        # The seconds that are left of each pause.
         pauses = {uid: max(0.0, self._pauses[uid].until - now) for uid in engine_versions if uid in self._pauses}
         # A process may have gone while the version of another engine was read.
         due = {uid: self._runners[uid] for uid in engine_versions if uid in self._runners and not pauses.get(uid)}

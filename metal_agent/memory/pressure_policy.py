@@ -258,7 +258,8 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
         return state, (HoldAction("hasten", max(draining, key=_displacement_key).uid),)
 
     # normal_seconds: for how long the level has been normal; None: it is not
-    is_normal, has_settled = state.normal_seconds is not None, state.since_ending_seconds >= SETTLE_SECONDS
+    is_normal = state.normal_seconds is not None
+    has_settled = state.since_ending_seconds >= SETTLE_SECONDS  # memory and level follow the end of an engine late
     if is_normal or not has_settled:  # step 3
         return state, ()
 

@@ -332,13 +332,13 @@ class Runner:
                     "owner gave it to sources: see condition SourceSecretAccepted of the Model"
                 )
                 return events.Failed("SecretUnknown", message)
+
         try:
             # 2. Fetch the weights, and check what has arrived.
             if self._daemon and parse(spec.artifact.source).scheme == "ollama":
                 await self._provide_to_daemon(self._daemon, spec, spec.artifact.source)
             else:
-                namespace = self.assignment.namespace
-                fetched = await self._host.weights.fetch(namespace, spec, tokens, self._on_progress)
+                fetched = await self._host.weights.fetch(self.assignment.namespace, spec, tokens, self._on_progress)
                 if understated := find_understatement(spec, fetched.layout, fetched.draft_layout):
                     fetched.release()
                     return understated

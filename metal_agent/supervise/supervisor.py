@@ -107,6 +107,7 @@ class Supervisor:
         self._hand_over_unclaimed(wanted.values())  # step 1
         unclaimed = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
 
+        # Is there enough memory for the new ones beside the unclaimed ones?
         new = [assignment for uid, assignment in wanted.items() if uid not in self.runners]
         if unclaimed and keep_unclaimed and handover.exceeds_memory(new, self._host.ledger.available_bytes):
             keep_unclaimed = False
