@@ -102,13 +102,17 @@ async def fetch(
     """
     # Only Ollama itself can fetch from its library.
     refuse_ollama_source(source)
+
+    # A file of this machine is used where it is.
     if source.scheme == "file":
         return await verify_local(source, access.file_root, expected.sha256, on_progress)
-    repository, destination = open_repository(source, access), destination_dir / source.file
+
+    # Any other file is downloaded.
+    repository = open_repository(source, access)
     return await fetch_file(
         repository,
         source.path,
-        destination,
+        destination_dir / source.file,
         expected,
         on_progress=on_progress,
         make_room=make_room,
@@ -134,7 +138,10 @@ async def fetch_file(
     Raises:
         ArtifactError: with a reason and whether a retry may help.
     """
+    # This one file as a source of its own, without the other files of the repository.
     source = repository.file_source(path, expected.revision)
+
+    # Take the file that is there, or download it.
     with translate_os_errors(destination):
         async with locked(destination):
             # A record names source, revision, digest and size of a file that was verified before.
@@ -143,6 +150,8 @@ async def fetch_file(
                 async with repository.open_file(path, expected.revision) as opened:
                     download = _Download(source, opened, expected, on_progress, make_room)
                     record = await download.run(destination, patience)
+
+    # Progress ends with all bytes, also if none were downloaded.
     on_progress(record.size_bytes, record.size_bytes)
     # A file that was already there may be of another server with the same bytes, such as a mirror.
     is_of_source = record.source == source.text
@@ -170,13 +179,17 @@ async def _find_present(
     None: there is no file, or it is not the expected one. A file without a record, such as one that a user has copied
     here, is accepted only if it has the expected digest; then it gets a record.
     """
-    record, sha256, revision = read_download_record(path), expected.sha256, expected.revision
+    sha256, revision = expected.sha256, expected.revision
+
+    # A record exists only for a file that was verified before.
+    record = read_download_record(path)
     if record:
         # An expected digest decides alone: equal bytes of another source will do.
         # A revision of None accepts any revision of the source.
         is_same_source = record.source == source.text and revision in (None, record.revision)
         is_expected = record.sha256 == sha256 if sha256 else is_same_source
         return record if is_expected else None
+
     # Without a record, only an expected digest can show that the file is the wanted one.
     if sha256 and await _hash_path(path, on_progress) == sha256:
         return write_download_record(
@@ -232,7 +245,9 @@ class _Download:
         """
         backoff = Backoff(patience)
         with contextlib.closing(PartialDownload(path, self.source.text)) as partial:
+            # Keep the bytes of an earlier process. The size of the whole file is not known yet (None).
             await partial.resume(lambda done: self.on_progress(done, None))
+
             while True:
                 try:
                     return await self._attempt(partial, patience)
@@ -256,6 +271,7 @@ class _Download:
         """
         if not partial.validator and partial.size_bytes:
             partial.discard()  # without a validator, the server may continue with bytes of another version
+
         # Request the bytes from our position on. If the validator does not match, the server sends the whole file.
         async with self.opened.read(partial.size_bytes, validator=partial.validator) as response:
             # 1. Check that the response continues the file, or begins it.
@@ -284,6 +300,7 @@ class _Download:
             # A server may send less than the requested range: the next attempt requests the rest.
             have = f"{size_text(partial.size_bytes)} of {size_text(response.size_bytes)}"
             raise self.source.error("SourceUnreachable", f"the server ended the response at {have}", retryable=True)
+
         if expected_digest and partial.sha256 != expected_digest:
             # Bytes of an earlier process may be damaged by a power failure: one download from the start heals that.
             may_heal, actual = partial.has_inherited_bytes, _digest_if_gguf(partial.partial_path, partial.sha256)
@@ -297,18 +314,24 @@ class _Download:
         Return the digest that the downloaded bytes must have; None if neither the caller nor the server states one.
         """
         expected = self.expected
+
+        # 1. The size.
         if expected.size_bytes is not None and response.size_bytes != expected.size_bytes:
             raise self.source.error(
                 "SourceChanged",
                 f"has {response.size_bytes} bytes now, not the {expected.size_bytes} that were inspected: delete the "
                 "Model and create it again to accept the new file",
             )
+
+        # 2. The digest.
         if expected.sha256 and response.sha256 and expected.sha256 != response.sha256:
             raise build_mismatch(self.source, expected.sha256, "the file on the hub", response.sha256)
+
+        # 3. The revision, where nothing else fixes the version of the file.
         digest = expected.sha256 or response.sha256
-        # A digest, or the revision in the URL of a hub, decides which bytes come. Other servers send the current file.
+        # A digest, or the revision in the URL of a hub, decides which bytes come. Other servers send the current file:
+        # only its revision, an entity tag or a date, shows that it is another one.
         is_version_fixed = bool(digest) or self.source.scheme == "hf"
-        # So only the revision, an entity tag or a date, shows that the file is another one.
         if not is_version_fixed and expected.revision and response.revision != expected.revision:
             raise self.source.error(
                 "SourceChanged",

@@ -23,9 +23,12 @@ async def fetch_source(
     """
     sha256, size_bytes = expected.sha256, expected.size_bytes
     refuse_digest_of_several_files(source, sha256)
+
     # A folder or a split model has a listing, of which files are chosen.
     if not source.has_listing:  # one file
         return await fetch(source, destination_dir, access, expected, on_progress=on_progress)
+
+    # Of several files, list those that an engine needs.
     files = FileSet(source, access)
     listing = await files.list_chosen(expected.revision)
     if size_bytes is not None and listing.size_bytes != size_bytes:
@@ -34,13 +37,17 @@ async def fetch_source(
             f"its files have {listing.size_bytes} bytes, not the {size_bytes} that were inspected: delete the Model "
             "and create it again to accept them",
         )
+
     # The owner's own files are used where they are.
     if source.scheme == "file":
         return await files.verify_local(listing, sha256, on_progress)
+
+    # Download all of them.
     with translate_os_errors(destination_dir):
         await asyncio.to_thread(_require_space, destination_dir, listing)
     fetched = await files.fetch(listing, destination_dir, sha256, on_progress)
     first = fetched[0]
+
     return FetchedArtifact(
         # Engines get the path of a GGUF model's first file, or the folder of other weights.
         path=first.path if first.is_gguf else destination_dir,

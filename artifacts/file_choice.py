@@ -44,15 +44,20 @@ def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
     # The source names the first part, from whose name the others follow. A hub lists whole paths, others only names.
     if source.is_split:
         return _find_parts(source, listing, source.path if source.scheme == "hf" else source.file)
+
+    # Each pattern must match a file.
     for pattern in source.files:
         if not any(_is_match(file, pattern) for file in listing.files):
             way_out = "" if is_gguf_name(pattern) else "; a pattern for GGUF files ends in .gguf"
             there = _list_some(file.path for file in listing.files)
             problem = f"files has {pattern!r}, which matches nothing: there is {there}{way_out}"
             raise source.error("SourceNotFound", problem)
+
+    # Choose among the files that a pattern matches; without patterns there are none.
     matched = [file for file in listing.files if any(_is_match(file, pattern) for pattern in source.files)]
     if any(is_gguf_name(file.path) for file in matched):
         return _choose_gguf(source, listing, matched)
+
     # Patterns choose among the weights (*.safetensors) of a folder; its configurations are always taken.
     return _choose_folder(source, listing, {file.path for file in matched if file.path.endswith(WEIGHTS)})
 
@@ -81,6 +86,8 @@ def choose_indexed(
         indexed = _read_indexed_names(index)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError("HeaderInvalid", f"{INDEX} is not valid: {error}") from error
+
+    # Compare the names in the index with the weights that are there.
     weights = [file for file in files if file.path.endswith(WEIGHTS)]
     present = {file.path for file in weights}
     missing = sorted(indexed - present)
@@ -122,6 +129,8 @@ def _read_indexed_names(index: bytes) -> set[str]:
         if len(values) > _MOST_FILES or number > _MOST_TENSORS:
             problem = f"names more than {_MOST_FILES} files or {_MOST_TENSORS} tensors, and no model has so many"
             raise ArtifactError("HeaderInvalid", f"{INDEX} {problem}")
+
+    # Each must be a weight file beside the index.
     names = {msgspec.json.decode(value, type=str) for value in values}
     for name in sorted(names):
         if "/" in name or not is_safe_path(name) or not name.endswith(WEIGHTS):
@@ -201,13 +210,17 @@ def _choose_gguf(source: Source, listing: Listing, matched: Sequence[RepositoryF
             f"files matches two formats, {_list_some(first_parts)} and {_list_some(others)}: give patterns "
             f"that end in .gguf only, or none of these",
         )
-    # The advice names a first part that the patterns match: others may not exist.
+
     if len(first_parts) > 1:
+        # The advice names a first part that the patterns match: others may not exist.
+        matched_parts = sorted(first_parts.intersection(file.path for file in matched))
         raise source.error(
             "SourceInvalid",
             f"files matches {len(first_parts)} models, {_list_some(first_parts)}: write the one to serve"
-            f"{_advise_files(sorted(first_parts.intersection(file.path for file in matched)))}",
+            f"{_advise_files(matched_parts)}",
         )
+
+    # One model is left.
     (first_part,) = first_parts
     return _find_parts(source, listing, first_part)
 
@@ -263,7 +276,7 @@ def _choose_folder(source: Source, listing: Listing, matched: set[str]) -> list[
         without_original = [file for file in weight_files if not file.path.startswith(_AUTHORS_COPY)]
         weight_files = without_original or weight_files
 
-    # 3. Refuse what is not complete.
+    # 3. Refuse what is not complete. Weights that a pattern matches and that are not at the top are in a subfolder.
     has_nested_weights = len(weight_files) < len(matched)
     if has_nested_weights:
         raise source.error(
@@ -277,12 +290,12 @@ def _choose_folder(source: Source, listing: Listing, matched: set[str]) -> list[
             if ggufs
             else "; a GGUF file needs its name in the source: hf://ORG/REPO/FILE.gguf"
         )
-        raise source.error(
-            "SourceNotFound", f"has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of weights{way_out}"
-        )
+        problem = f"has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of weights{way_out}"
+        raise source.error("SourceNotFound", problem)
     if all(file.path != INDEX for file in top):
         _require_all_shards(source, weight_files)
-    # Take the chosen weights, and each file that is no weights.
+
+    # 4. Take the chosen weights, and each file that is no weights.
     chosen = [file for file in top if file in weight_files or not file.path.endswith(WEIGHTS)]
     if len(chosen) > _MOST_FILES:
         raise source.error("SourceRefused", f"has more than {_MOST_FILES} files for an engine")

@@ -71,6 +71,7 @@ class FileSet:
         listing = await self._repository.list_files(revision)
         # Users choose the patterns and servers the names: comparing them may take seconds, so a thread does it.
         files = await asyncio.to_thread(choose_files, self._source, listing)
+
         # An index, if there is one, names the weights that are taken.
         index = next((file for file in files if file.path == INDEX), None)
         if index is not None:
@@ -94,8 +95,11 @@ class FileSet:
                 raise self.build_digest_refusal(listing)
             source = self._repository.file_source(first.path, None)
             artifact = await verify_local(source, self._access.file_root, sha256, on_progress)
+
             # `verify_local` has measured the first part; the listing has the size of all.
             return dataclasses.replace(artifact, size_bytes=listing.size_bytes)
+
+        # A folder is not hashed.
         folder = local_files.locate(self._source, self._access.file_root)
         return FetchedArtifact(path=folder, size_bytes=listing.size_bytes, sha256="", revision=listing.revision)
 
@@ -135,9 +139,8 @@ class FileSet:
             ArtifactError: with a reason and whether a retry may help.
         """
         weights = [file for file in listing.files if file.path.endswith(WEIGHTS)]
-        return safetensors_header.merge(
-            [await self._open_and_read(listing, file, _read_safetensors_header) for file in weights]
-        )
+        headers = [await self._open_and_read(listing, file, _read_safetensors_header) for file in weights]
+        return safetensors_header.merge(headers)
 
     async def read_gguf_headers(self, listing: Listing) -> list[gguf.GGUFHeader]:
         """Read the headers of all parts of a GGUF model.
@@ -194,11 +197,12 @@ class FileSet:
         fetched: list[FetchedArtifact] = []
         done_bytes = 0
         for file in listing.files:
-            # `earlier_bytes` is bound here: `done_bytes` is larger when the next file is fetched.
+            # The default of `earlier_bytes` keeps the present `done_bytes`, which grows with each file.
             def advance(file_bytes: int, _total: int | None, earlier_bytes: int = done_bytes) -> None:
                 """Report the bytes of one file as progress of all files; `fetch_file` calls it."""
                 on_progress(earlier_bytes + file_bytes, listing.size_bytes)
 
+            # Fetch the file, or find it verified already.
             wanted = ExpectedFile(sha256=sha256 or file.sha256, revision=file.revision or listing.revision)
             artifact = await fetch_file(
                 self._repository,
@@ -209,10 +213,12 @@ class FileSet:
                 make_room=make_room,
                 patience=self._access.patience,
             )
+
             if artifact.size_bytes != file.size_bytes:
                 # Disk and memory were reserved for the listed size.
                 problem = f"listed {file.path} with {file.size_bytes} bytes, but sent {artifact.size_bytes}"
                 raise self._source.error("SourceRefused", f"the server {problem}")
+
             fetched.append(artifact)
             done_bytes += artifact.size_bytes
         return fetched

@@ -17,6 +17,7 @@ def try_lock_folder(folder: Path, operation: int) -> int | None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+
     try:
         fcntl.flock(descriptor, operation)
         # The folder may have been renamed before the lock was taken.

@@ -59,12 +59,17 @@ async def _read_growing(name: str, opened: ReadableFile) -> tuple[GGUFHeader, So
             elif response.validator != validator:
                 problem = "changed while its header was read"
                 raise ArtifactError("SourceChanged", f"{name}: {problem}", retryable=True)
+
+            # The header is complete, or None as long as bytes of it are missing.
             header = await _parse_growing(response, prefix, wanted_bytes)
             if header:
                 return header, response
+
+        # Without progress the loop would not end.
         received_nothing = len(prefix) == response.first
         if received_nothing:
             raise ArtifactError("SourceRefused", f"{name}: the server sends an empty range")
+
         # The next range must be of the same version of the file.
         validator = response.validator
         wanted_bytes = max(wanted_bytes, len(prefix)) * _GROWTH

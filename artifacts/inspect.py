@@ -48,6 +48,8 @@ async def _inspect_files(
     refuse_digest_of_several_files(source, sha256)
     files = FileSet(source, access, is_mounted=is_mounted)
     listing = await files.list_chosen(None)
+
+    # Read the headers; the first file shows which kind of weights this is.
     first = listing.files[0]
     if is_gguf_name(first.path):
         headers = await files.read_gguf_headers(listing)
@@ -59,9 +61,12 @@ async def _inspect_files(
         facts = _describe_folder(configs, await files.read_weights(listing), listing.python_files)
         # Engines get the folder and no single file.
         file = ""
+
     # Patterns in the source may have chosen several files, which have no common digest.
     if len(listing.files) > 1 and sha256:
         raise files.build_digest_refusal(listing)
+
+    # The digest of a single file, if the server states one.
     stated_digest = first.sha256 if len(listing.files) == 1 else None
     _require_same_digest(source, sha256, stated_digest)
     return _add_source_facts(facts, listing.size_bytes, listing.revision, file, sha256 or stated_digest)
@@ -74,9 +79,11 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
     user must name the weights in it.
     """
     digest, manifest = await RegistryRepository(source, access).resolve(None)
+
     # Files are read one by one. An artifact with neither files nor archives is refused there with a message.
     if manifest.files or not manifest.archive_types:
         return await _inspect_files(source, access, None, is_mounted=True)
+
     # Names in archives cannot be listed, so the user has to give one path without wildcards.
     if len(source.files) != 1 or any(letter in source.files[0] for letter in "*?["):
         raise source.error(
@@ -84,6 +91,8 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
             "is a container image, whose files only nodes unpack: give the path of the weights in "
             "it in spec.files, for example files: ['models/tiny.gguf'], and their memory in spec.memoryBytes",
         )
+
+    # Only the name of the file tells its format.
     is_gguf = is_gguf_name(source.files[0])
     facts = Inspection(format="gguf" if is_gguf else "safetensors", gguf=GGUF())
     return _add_source_facts(facts, manifest.size_bytes, revision=digest, file=source.files[0], sha256=None)
@@ -132,6 +141,8 @@ async def inspect(
     refuse_ollama_source(source)
     is_mounted = is_mounted or source.scheme == "pvc"
     source = local_files.locate_mounted(source, access.file_root)
+
+    # Read the headers, by the kind of source.
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
             if is_mounted and source.scheme == "oci":
@@ -140,9 +151,8 @@ async def inspect(
                 return await _inspect_files(source, access, sha256, is_mounted=is_mounted)
             return await _inspect_file(source, access, sha256)
     except TimeoutError as error:
-        raise source.error(
-            "SourceUnreachable", f"its header was not read within {_TOTAL_SECONDS:.0f} s", retryable=True
-        ) from error
+        problem = f"its header was not read within {_TOTAL_SECONDS:.0f} s"
+        raise source.error("SourceUnreachable", problem, retryable=True) from error
     except ArtifactError as error:
         if error.reason not in _REASONS_WITHOUT_SOURCE:
             raise
@@ -188,8 +198,11 @@ def check_stored(source: Source, path: Path) -> Inspection:
     """
     with translate_os_errors(path):
         try:
+            # A folder of weights.
             if path.is_dir():
                 return _describe_folder(read_stored_configs(path), read_stored_weights(path))
+
+            # A GGUF model: one file, or all parts of a split one.
             names = list_part_names(path.name) or [path.name]
             headers: list[gguf.GGUFHeader] = []
             for name in names:
@@ -237,8 +250,12 @@ def _describe_folder(
             tensor_bytes=weights.tensor_bytes,
             total_parameters=weights.parameters,
         )
+
+    # A model.
     config = folder_config.parse(configs[CONFIG], python_files, configs.get(folder_config.QUANTIZATION))
     is_mlx = weights.written_for == "mlx" or folder_config.is_mlx(config)
+
+    # With experts, a token uses only a part of the parameters; None: not known.
     total, active = weights.parameters, None
     if total is not None:
         active = folder_config.count_active(config, total, weights.expert_parameters)

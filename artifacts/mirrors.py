@@ -36,8 +36,10 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
     sources = []
     for text in mirrors:
         mirror = parse(text)
+
         # A folder or a split model has a listing instead, and no common digest.
         are_single_files = not source.has_listing and not mirror.has_listing
+        # Artifacts of registries are compared by the digest in their names.
         if "oci" in (source.scheme, mirror.scheme):
             _refuse_other_artifact(source, mirror)
         # _MIRRORED_SCHEMES: hf, http and https.
@@ -45,6 +47,7 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
             raise SourceError(text, "a mirror is for one file of an hf:// or http(s):// source, and names one")
         elif not sha256:
             raise SourceError(text, "a mirror needs the SHA-256 of the file, by which its bytes are verified")
+
         sources.append(dataclasses.replace(mirror, file=source.file, files=source.files))
     return sources
 
@@ -72,6 +75,7 @@ async def read_from_any(
     Raises:
         ArtifactError: none can be reached, or one of them answers with something that must not be used.
     """
+    # One failure for each server that was tried.
     problems: list[ArtifactError] = []
     less_patience = dataclasses.replace(patience, attempts=_ATTEMPTS, connect_seconds=_CONNECT_SECONDS)
     servers = [source, *mirrors]
@@ -83,6 +87,8 @@ async def read_from_any(
             if error.reason not in _REASONS_TO_MOVE_ON:
                 raise
             problems.append(error)
+
+    # Every server has failed.
     if not mirrors:
         raise problems[0]
     # The reason is that of the source: a mirror that lacks the file is no proof that the source does.

@@ -82,14 +82,20 @@ def _describe_refusal(path: Path) -> str:
     """Return why this process may not read `path`, or not write to it: the file or folder, its owner, the way out."""
     # The path itself may not exist yet: the nearest folder above it that exists decides.
     folder = next((ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor)), path)
+
+    # Read its volume, owner and mode, as far as that is allowed.
     is_read_only = False
     owner = ""
     with contextlib.suppress(OSError):
         is_read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
         status = folder.stat()
         owner = f" has owner {status.st_uid}, group {status.st_gid} and mode {stat.S_IMODE(status.st_mode):o};"
+
+    # The volume is read-only for everybody.
     if is_read_only:
         return f"{folder} is on a read-only volume: mount it for writing, or use another volume"
+
+    # Else owner and mode decide.
     problem = f"permission denied: {folder}{owner} this process is user {os.geteuid()}, group {os.getegid()}"
     # What can be read must have been refused for writing.
     needed_access = os.R_OK | os.X_OK if folder.is_dir() else os.R_OK
@@ -130,6 +136,7 @@ async def hash_file(
             position += len(block)
         return position
 
+    # Report the progress after each step.
     while hashed_bytes < size_bytes:
         hashed_before = hashed_bytes
         hashed_bytes = await in_thread(hash_step)
@@ -199,18 +206,21 @@ class PartialDownload:
         """The file with its final name."""
         self.partial_path = path.with_name(f"{path.name}.part")
         """The file with the bytes so far."""
-        # Unbuffered: every counted byte is written, and closing cannot fail on buffered bytes.
-        # A link that somebody planted in the folder would have another file overwritten.
+
+        # Open the partial file, but follow no link: one that somebody planted would have another file overwritten.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(self.partial_path, flags, 0o644)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OSError(errno.EINVAL, "is no regular file: delete it", str(self.partial_path))
+        # Unbuffered: every counted byte is written, and closing cannot fail on buffered bytes.
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
+
         # Text of the source, and the file that names it and the version of the bytes so far.
         self._source = source
         self._state_path = path.with_name(f"{path.name}.part.json")
-        # SHA-256 state over the bytes so far.
+
+        # State of the bytes so far, which the methods keep up to date: SHA-256, number, version and origin.
         self._digest = hashlib.sha256()
         self.size_bytes = 0
         self.validator = ""
@@ -236,11 +246,15 @@ class PartialDownload:
         kept_bytes = os.fstat(self._file.fileno()).st_size - 1
         if kept_bytes < 1:
             return
+
+        # Hash the kept bytes, and continue behind them.
         self._file.seek(0)
         self._digest = await hash_file(self._file, kept_bytes, on_hashed)
         self._file.truncate(kept_bytes)
         self._file.seek(kept_bytes)
-        self.size_bytes, self.validator, self.has_inherited_bytes = kept_bytes, state.validator, True
+        self.size_bytes = kept_bytes
+        self.validator = state.validator
+        self.has_inherited_bytes = True
 
     async def restart(self, validator: str) -> None:
         """Empty the file, and start the version that `validator` names."""

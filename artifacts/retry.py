@@ -64,15 +64,19 @@ class Backoff:
                 from a server that asks for a longer pause.
 
         """
-        # _furthest: position of the best attempt so far. Enough progress beyond it begins a new series of attempts.
+        # Count the failures of this series. Enough progress beyond `_furthest`, the position of the best attempt so
+        # far, begins a new series.
         if position >= self._furthest + self._patience.progress_bytes:
             self._furthest = position
             self._failures = 0
         self._failures += 1
+
+        # Give up: no attempt helps, this was the last one, or the server asks for too long a pause.
         if not error.retryable or error.reason not in _WORTH_ANOTHER_TRY or self._failures >= self._patience.attempts:
             raise error
         if error.retry_after_seconds > self._patience.longest_pause_seconds:
             raise error
+
         # Doubled with each failure, then shortened at random by up to a half (BELOW).
         pause_seconds = backoff_seconds(
             self._failures,

@@ -331,9 +331,8 @@ def _parse_library(text: str) -> Source:
     """Return a model of Ollama's library. Raises SourceError."""
     match = _LIBRARY.fullmatch(text)
     if not match:
-        raise SourceError(
-            text, "an ollama:// source is a name that `ollama pull` takes: ollama://[[HOST/]NAMESPACE/]NAME:TAG"
-        )
+        problem = "an ollama:// source is a name that `ollama pull` takes: ollama://[[HOST/]NAMESPACE/]NAME:TAG"
+        raise SourceError(text, problem)
     return Source(scheme="ollama", text=text, file=match["name"], path=match["path"])
 
 
@@ -398,9 +397,8 @@ def _file_name(text: str, path: str) -> str:
     """Return the last segment of a path. Raises SourceError if it is no name of a file, or of a later part."""
     name = path.rpartition("/")[2]
     if not name or name.startswith(".") or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
-        raise SourceError(
-            text, f"must end in the name of a file (printable, no leading dot, at most {MAX_NAME_BYTES} bytes)"
-        )
+        problem = f"must end in the name of a file (printable, no leading dot, at most {MAX_NAME_BYTES} bytes)"
+        raise SourceError(text, problem)
     try:
         parts = list_part_names(name)
     except ValueError as error:

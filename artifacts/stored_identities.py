@@ -32,6 +32,7 @@ def list_stored_identities(objects: Path, names: Path) -> Sequence[str]:
     except OSError as error:
         _report(objects, error)
         return ()
+
     # The identities of each complete object: its digest, then one for each source.
     complete = {digest: [digest] for digest in digests if _is_complete(objects / digest)}
     for path in sorted(names.glob("*.json")):

@@ -76,6 +76,8 @@ async def ask_for_access(source: Source, access: SourceAccess, revision: str | N
     path = source.path
     if source.has_listing:
         path = (await FileSet(source, access).list_chosen(revision)).files[0].path
+
+    # One byte is enough to see that the server lets the caller in.
     async with open_repository(source, access).open_file(path, revision) as opened:
         try:
             async with opened.read(0, 0) as response:

@@ -140,17 +140,18 @@ class WeightsStore:
             tenant: namespace that the weights are for.
             size_bytes: size of the file that the inspection found; None accepts any.
             mirrors: further sources of the same weights, asked in order without the token; see `artifacts.mirrors`.
-            check: called in a thread with the file or folder; if it raises ArtifactError, nothing is kept of a
-                download.
+            check: called in a thread with the file or folder; if it raises ArtifactError, a download is not kept.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
         expected = ExpectedFile(sha256=sha256, size_bytes=size_bytes, revision=revision)
-        mirror_sources, caller_key = parse_mirrors(source, mirrors, sha256), access_key(tenant, source, token)
+        mirror_sources = parse_mirrors(source, mirrors, sha256)
+        caller_key = access_key(tenant, source, token)
         request = _ObtainRequest(source, expected, token, check, caller_key, mirror_sources)
         refuse_ollama_source(source)
         refuse_digest_of_several_files(source, sha256)
+
         with translate_os_errors(self._objects):
             if source.scheme == "file":
                 return await _check_or_release(await self._hold_local_file(source, sha256, on_progress), check)
@@ -164,9 +165,8 @@ class WeightsStore:
 
     async def _find_allowed(self, request: _ObtainRequest) -> HeldWeights | None:
         """Lock and return the stored weights if they are complete and the caller may use them; else None."""
-        held = await _hold_in_thread(
-            self.lock_stored, request.source, request.expected.revision, request.expected.sha256
-        )
+        expected = request.expected
+        held = await _hold_in_thread(self.lock_stored, request.source, expected.revision, expected.sha256)
         if held is None:
             return None
         try:
@@ -189,8 +189,7 @@ class WeightsStore:
         if access_record.allows(request.caller_key):
             return True
         if durable.read(self._digest_path(request.source, revision), str) != digest:
-            # This source has not delivered the object; the request only names its digest. So one byte proves nothing:
-            # the source has to send all of it.
+            # This source has not delivered the object, so its answer proves nothing: it has to send all of it.
             return False
         # Without a manifest, an object is not complete.
         if durable.read(self._object_path(digest) / MANIFEST, Manifest) is None:
@@ -212,9 +211,11 @@ class WeightsStore:
         """
         # The expected digest, or the one that was recorded for the source at this revision.
         digest = sha256 or durable.read(self._digest_path(source, revision), str)
-        folder = self._object_path(digest) if digest else None
-        descriptor = try_lock_folder(folder, fcntl.LOCK_SH) if folder else None
-        if folder is None or descriptor is None:
+        if not digest:
+            return None
+        folder = self._object_path(digest)
+        descriptor = try_lock_folder(folder, fcntl.LOCK_SH)
+        if descriptor is None:
             return None
         with contextlib.ExitStack() as on_return:  # unlocks the folder, except when the weights are returned
             on_return.callback(os.close, descriptor)
@@ -263,8 +264,10 @@ class WeightsStore:
         all would not be enough, delete nothing and raise ArtifactError with reason NoSpace. Raises OSError.
         """
         usage = shutil.disk_usage(self._objects.parent)
-        spare = int(usage.total * SPARE_SHARE)  # for the owner
+        # Kept free: a share for the owner, and the bytes that running downloads may still write.
+        spare = int(usage.total * SPARE_SHARE)
         spare += sum(max(0, most - _disk_bytes(folder)) for folder, most in list(self._reserved_bytes.items()))
+
         missing = needed_bytes + spare - usage.free
         folders = [*_list_folders(self._objects), *_list_folders(self._incoming)] if missing > 0 else []
         unused = [(folder.stat().st_mtime, folder) for folder in folders if not is_in_use(folder)]
@@ -277,6 +280,7 @@ class WeightsStore:
                 f"nothing uses gives {size_text(evictable)}: free {size_text(missing - evictable)}",
                 retryable=True,
             )
+
         for _, folder in sorted(unused):
             if missing <= 0:
                 return
@@ -444,10 +448,7 @@ class WeightsStore:
         shutil.rmtree(self._move_to_trash(folder))
 
     def _move_to_trash(self, folder: Path) -> Path:
-        """Rename a folder in one step, and return its new path.
-
-        If the process dies before the deletion, a later eviction deletes the unused folder.
-        """
+        """Rename a folder in one step, and return its new path; if the process dies, a later eviction deletes it."""
         self._incoming.mkdir(parents=True, exist_ok=True)
         return folder.rename(self._incoming / f".trash-{secrets.token_hex(4)}")
 

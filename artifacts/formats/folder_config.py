@@ -83,17 +83,17 @@ def parse(text: bytes, python_files: Sequence[str] = (), quantization: bytes | N
     are copied into the result. `quantization` is the text of hf_quant_config.json, if there is one: it is used if
     config.json states no quantization.
 
-    Raises:
-        ArtifactError: HeaderInvalid, or CustomCode.
+    Raises ArtifactError: HeaderInvalid, or CustomCode.
     """
     config = parse_safe(CONFIG, text, python_files)
     inner = config.get("text_config")
     merged = dict(inner) if isinstance(inner, dict) else config
-    # _SHARED_KEYS: those of the quantization, the type of the weights and `architectures`. A value of the language
-    # model's own takes precedence.
+
+    # _SHARED_KEYS, such as the quantization; a value of the language model's own takes precedence.
     for key in _SHARED_KEYS:
         if key in config:
             merged.setdefault(key, config[key])
+
     if quantization is not None and "quantization_config" not in merged:
         stated = parse_safe(QUANTIZATION, quantization).get("quantization")
         if isinstance(stated, dict):
@@ -108,8 +108,7 @@ def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict
     and a repository's Python files are never fetched. So it is refused only if it names a class of another repository
     or folder, or if there are `python_files`: those beside the weights in the owner's own folder.
 
-    Raises:
-        ArtifactError: HeaderInvalid, or CustomCode.
+    Raises ArtifactError: HeaderInvalid, or CustomCode.
     """
     # Count separators instead of values, since decoded values take many times the memory of their text.
     if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
@@ -119,6 +118,7 @@ def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict
         config = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError("HeaderInvalid", f"{name} is not valid JSON: {error}") from error
+
     problem = _find_code(config, python_files)
     if problem:
         raise ArtifactError("CustomCode", f"{name} has the key {problem}")
@@ -192,10 +192,7 @@ def _find_foreign_class(classes: object) -> str | None:
 
 
 def summarize(config: dict[str, Any]) -> GGUF:
-    """Return the configuration's facts for users, in the struct that a GGUF header fills, too.
-
-    A fact that is missing or not valid is absent.
-    """
+    """Return the facts for users, in the struct of a GGUF header; a fact that is missing or not valid is absent."""
     return GGUF(
         architecture=read_text(config.get("model_type")),
         quantization=_describe_quantization(config),
@@ -301,19 +298,24 @@ def find_layout(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
     None: the configuration lacks one of them or has one that no model has, or a layer keeps state that is not known
     here. The user then has to state the memory.
     """
-    embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
-    vocabulary, layer_count = read_count(config.get("vocab_size")), read_count(config.get("num_hidden_layers"))
+    embedding = read_count(config.get("hidden_size"))
+    heads = read_count(config.get("num_attention_heads"))
+    vocabulary = read_count(config.get("vocab_size"))
+    layer_count = read_count(config.get("num_hidden_layers"))
     # _OTHER_STATE_KEYS: fields of models whose layers keep a state of which no size is computed here.
     keeps_other_state = any(config.get(key) for key in _OTHER_STATE_KEYS)
     if not embedding or not heads or not vocabulary or not layer_count or keeps_other_state:
         return None
+
     # _SIZE_KEYS: sizes that are read below; one that is missing cannot be too large.
     further_sizes = [read_count(config.get(key)) or 0 for key in _SIZE_KEYS]
     if max(embedding, heads, vocabulary, layer_count, *further_sizes) > _LARGEST:
         return None
+
     # These keys count in Gemma 4 only; engines ignore them in another model.
     if not read_text(config.get("model_type")).startswith("gemma4"):
         config = {key: value for key, value in config.items() if key not in _GEMMA_4_KEYS}
+
     # Describe what each layer caches of the tokens: a latent, or keys and values of its heads.
     if config.get(_LATENT_KEY):
         attention = _read_latent_attention(config, layer_count)
@@ -359,19 +361,24 @@ def _read_attention(config: dict[str, Any], layer_count: int, heads: int, defaul
     heads_kv = read_count(config.get("num_key_value_heads")) or heads
     # Without `attention_k_eq_v`, these layers have as many heads as the others.
     full_heads_kv = read_count(config.get("num_global_key_value_heads")) if config.get("attention_k_eq_v") else None
-    window_elements, full_elements = heads_kv * head_size, (full_heads_kv or heads_kv) * full_head_size
+    window_elements = heads_kv * head_size
+    full_elements = (full_heads_kv or heads_kv) * full_head_size
+
     # Each kind is a pair: the window in tokens or None, and the elements of the keys of one token.
     kinds = _count_layer_kinds(config, layer_count, window_elements, full_elements)
     state_bytes = _count_state_bytes(config)
+
     # Recurrent layers are counted as one kind, _RECURRENT_KIND, which has no cache.
     recurrent = kinds.pop(_RECURRENT_KIND, 0) if kinds is not None else 0
-    # _RECURRENT_KEYS: the sizes of the state of a recurrent layer.
+    # Recurrent layers and the sizes of their state (_RECURRENT_KEYS) must be stated together, and be plausible, or not
+    # be stated at all: the three flags are equal.
     is_stated = any(config.get(key) for key in _RECURRENT_KEYS)
-    # Recurrent layers and the sizes of their state must be stated together, and be plausible, or not be stated at all.
     has_valid_state = 0 < state_bytes <= _MOST_STATE_BYTES
     is_consistent = bool(recurrent) == is_stated == has_valid_state
     if not window_elements or not kinds or not is_consistent:
         return None
+
+    # Each kind becomes one group of layers.
     layers = [Layers(count=recurrent, state_bytes=state_bytes)] if recurrent else []
     for (window, elements), number in kinds.items():
         layers.append(Layers(count=number, key_elements=elements, value_elements=elements, window=window))
@@ -390,10 +397,12 @@ def _read_latent_attention(config: dict[str, Any], layer_count: int) -> _Attenti
     types = config.get("layer_types")
     if types is not None and (not isinstance(types, list) or not {str(kind) for kind in types} <= _LATENT_TYPES):
         return None
+
     sizes = [read_count(config.get(key)) for key in (_LATENT_KEY, "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")]
     latent, rotary, not_rotary, value = (size or 0 for size in sizes)
     if not all(sizes) or any(config.get(key) for key in _RECURRENT_KEYS):
         return None
+
     # Sparse attention (DSA) keeps a key beside it, by which it chooses the tokens to attend to. It has fewer bits, so
     # this is an upper bound.
     kept = latent + rotary + (read_count(config.get("index_head_dim")) or 0)
@@ -442,6 +451,7 @@ def _count_layer_kinds(
     if types is None:
         # One window for all layers is ignored: some models do not use it, so the most memory is assumed.
         return Counter({(None, max(window_elements, full_elements)): layer_count})
+
     window = read_count(config.get("sliding_window"))
     # _HAS_WINDOW: by layer type, whether its layers attend through a window.
     supported = {*_HAS_WINDOW, _RECURRENT_TYPE}
@@ -450,6 +460,7 @@ def _count_layer_kinds(
     recurrent = Counter({_RECURRENT_KIND: types.count(_RECURRENT_TYPE)})
     types = [kind for kind in types if kind != _RECURRENT_TYPE]
     layer_count = len(types)
+
     # The last layers reuse the cache of earlier ones, so they are counted without one.
     shared = read_count(config.get("num_kv_shared_layers")) or 0
     if shared >= layer_count:
@@ -471,9 +482,11 @@ def _count_feed_forward(config: dict[str, Any]) -> int | None:
     if dense and config.get("use_double_wide_mlp"):
         # The layers of Gemma 4 that reuse a cache are twice as wide.
         dense *= 2
+
     expert = read_count(config.get("moe_intermediate_size"))
     if expert is None and config.get("intermediate_size_mlp"):
         expert = read_count(config.get("intermediate_size"))
+
     used = _count_used_experts(config)
     if not used:
         return dense

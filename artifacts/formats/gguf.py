@@ -149,9 +149,11 @@ def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
         what = "is big endian" if swapped else f"has GGUF version {version}"
         raise _invalid(f"{what}: convert it to version 3, little endian")
+
     # Order in the file: both counts, the metadata entries, the descriptions of the tensors.
     tensor_count = reader.read_count("tensors", _LEAST_TENSOR_BYTES)
     entry_count = reader.read_count("metadata entries", _LEAST_ENTRY_BYTES)
+
     metadata: dict[str, Value] = {}
     # By these, `read_name` refuses a key that is there twice.
     key_digests: set[bytes] = set()
@@ -179,9 +181,11 @@ def _read_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
         shape, type_name, size_bytes, offset = reader.read_tensor(name[:64])
         elements = math.prod(shape)
         parameters += elements
+
         if is_whole:  # no tensor with a cut name is looked up
             shapes[name] = shape
             expert_parameters += elements if _EXPERTS in name else 0
+
         if offset % alignment:
             raise _invalid(f"has tensor {name[:64]!r} at {offset}, which is no multiple of its alignment {alignment}")
         sizes[type_name] += size_bytes
@@ -312,6 +316,7 @@ class _Reader:
         """
         what = f"the array {key!r}"
         kind, count = self.read_unsigned(_U32, what), self.read_unsigned(_U64, what)
+        # Skip an array of arrays.
         if kind == _ARRAY:
             if depth == _MAX_NESTING:
                 raise _invalid(f"nests arrays deeper than {_MAX_NESTING} for {key!r}")
@@ -319,13 +324,18 @@ class _Reader:
             for _ in range(count):
                 self._read_array(key, depth + 1)
             return None
+
+        # Skip an array of strings.
         if kind == _STRING:
             self._check_elements(count, _U64.size, what)
             for _ in range(count):
                 self._skip_string(f"a string of {what}", _MAX_STRING_BYTES)
             return None
+
+        # Read the numbers of an array of numbers, or skip them.
         form = self._scalar_form(kind, key)
         self._check_elements(count, form.size, what)
+        # `skip` returns where the numbers begin.
         start = self.skip(count * form.size, what)
         # Keep nothing that is nested or long, or beyond the common limit of all kept arrays.
         if depth > 1 or count > _KEPT_ELEMENTS or self._kept_elements + count > _KEPT_ELEMENTS_IN_ALL:
@@ -342,6 +352,8 @@ class _Reader:
     def read_tensor(self, name: str) -> tuple[tuple[int, ...], str, int, int]:
         """Return shape, type name, size in bytes and offset in the data of the tensor whose name was just read."""
         what = f"the tensor {name!r}"
+
+        # 1. Read the dimensions, the type and the offset.
         dimensions = self.read_unsigned(_U32, what)
         if dimensions > _MAX_DIMENSIONS:
             raise _invalid(f"claims {dimensions} dimensions for {what}, more than {_MAX_DIMENSIONS}")
@@ -349,7 +361,8 @@ class _Reader:
         kind, offset = self.read_unsigned(_U32, what), self.read_unsigned(_U64, what)
         if kind not in TENSOR_TYPES:
             raise _invalid(f"has the unknown tensor type {kind} for {what}: a newer Pomona may know it")
-        # A tensor is stored in blocks, each with so many elements in so many bytes.
+
+        # 2. Compute the size. A tensor is stored in blocks, each with so many elements in so many bytes.
         type_name, block_elements, block_bytes = TENSOR_TYPES[kind]
         # The innermost dimension comes first: the length of a row.
         if shape and shape[0] % block_elements:

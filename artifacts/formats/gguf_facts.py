@@ -66,7 +66,10 @@ FILE_TYPES = {
 def summarize(header: GGUFHeader) -> GGUF:
     """Return the header's facts for users; a fact that is missing or not valid is absent."""
     read = header.metadata.get
+    # Most keys of the metadata begin with the architecture, such as llama.context_length.
     architecture = read_text(read("general.architecture"))
+
+    # Heads of keys and values; a header without them has one for each query head.
     heads_kv = read(f"{architecture}.attention.head_count_kv", read(f"{architecture}.attention.head_count"))
     return GGUF(
         architecture=architecture,
@@ -125,9 +128,8 @@ def count_active(header: GGUFHeader) -> int | None:
     None if the model has no experts, or the number is not known exactly.
     """
     architecture = read_text(header.metadata.get("general.architecture"))
-    experts, used = (
-        find_widest(header.metadata.get(f"{architecture}.expert_{key}")) for key in ("count", "used_count")
-    )
+    experts = find_widest(header.metadata.get(f"{architecture}.expert_count"))
+    used = find_widest(header.metadata.get(f"{architecture}.expert_used_count"))
     return count_active_parameters(header.parameters, header.expert_parameters, experts, used)
 
 
@@ -230,6 +232,8 @@ class _LayoutReader:
         kinds = self._group_layers()
         if len(embedding_shape) <= 1 or embedding is None or kinds is None:
             return None
+
+        # The query heads, and the width of one.
         heads = find_widest(self._read_per_layer("attention.head_count", 0)) or 0
         head_size = self._read_number("attention.key_length", embedding // heads if heads else 0) or 0
         if latent_query := self._read_number("attention.key_length_mla"):
@@ -237,6 +241,7 @@ class _LayoutReader:
             # have different widths: its query, its query in the latent space and its output there. Take their mean.
             latent_output = self._read_number("attention.value_length") or 0
             head_size = math.ceil((latent_query + head_size + latent_output) / 3)
+
         layout = Layout(
             tensor_bytes=self._header.tensor_bytes,
             vocabulary_size=embedding_shape[1],
@@ -247,6 +252,8 @@ class _LayoutReader:
             expert_outputs=find_widest(self._header.metadata.get(f"{self._architecture}.expert_used_count")) or 0,
             layers=kinds,
         )
+
+        # Refuse a size that is larger than that of any model.
         sizes = [size for struct in (layout, *layout.layers) for size in msgspec.structs.astuple(struct)]
         return layout if all(size <= _LARGEST for size in sizes if isinstance(size, int)) else None
 
@@ -262,11 +269,16 @@ class _LayoutReader:
     def _group_layers(self) -> list[Layers] | None:
         """Return the layers grouped by kind: layers of a kind keep equal bytes of each token and request.
 
+        A layer caches keys and values of each token, of the whole context or of a window of the last tokens. A
+        recurrent layer keeps a state of one size for each request, however many tokens it has.
+
         None: it is not known what a layer keeps, or there are too many layers or kinds.
         """
         # KNOWN: the architectures of which it is known what their layers keep.
         if not 0 < self._layer_count <= _MAX_LAYERS or self._architecture not in KNOWN or self._has_unknown_caches():
             return None
+
+        # Find out what each layer keeps; None: it is not known.
         cached_elements, recurrent = self._count_cached_elements(), self._list_recurrent()
         windows = self._list_windows()
         if cached_elements is None or recurrent is None or windows is None:
@@ -274,7 +286,8 @@ class _LayoutReader:
         state_bytes = self._count_state_bytes() if any(recurrent) else 0
         if state_bytes is None:
             return None
-        # A kind is: elements of keys, elements of values, window, bytes of recurrent state.
+
+        # Count the layers of each kind: elements of keys, elements of values, window, bytes of recurrent state.
         counts: dict[tuple[int, int, int | None, int], int] = {}
         for (key, value), is_recurrent, window in zip(cached_elements, recurrent, windows, strict=True):
             # In few architectures (_ATTENDING_AND_RECURRENT), a layer can attend and be recurrent at once.
@@ -282,6 +295,7 @@ class _LayoutReader:
             state = state_bytes if is_recurrent else 0
             kind = (key, value, window, state) if attends else (0, 0, None, state)
             counts[kind] = counts.get(kind, 0) + 1
+
         kinds = [
             Layers(count=count, key_elements=key, value_elements=value, window=window, state_bytes=state)
             for (key, value, window, state), count in counts.items()
@@ -301,10 +315,12 @@ class _LayoutReader:
         """
         if self._architecture in _ENCODERS | _FULLY_RECURRENT:
             return [(0, 0)] * self._layer_count
+
         heads = self._read_per_layer("attention.head_count", None)
         # A header that states no number of key and value heads has one for each query head.
         states_kv = f"{self._architecture}.attention.head_count_kv" in self._header.metadata
         heads_kv = self._read_per_layer("attention.head_count_kv", None) if states_kv else heads
+
         embedding, widest_heads = self._read_number("embedding_length"), find_widest(heads)
         if heads_kv is None or embedding is None:
             return None
@@ -365,6 +381,7 @@ class _LayoutReader:
         if isinstance(stated, tuple):
             pattern = expand_to_layers(stated, self._layer_count)
             return None if pattern is None else [window if has_window else None for has_window in pattern]
+
         # One layer of each period attends to the whole context: its first or its last.
         known_period, is_first_full = _WINDOWS[self._architecture]
         period = read_count(stated) or known_period
@@ -380,19 +397,23 @@ class _LayoutReader:
         Depending on the architecture these are all layers, none, those without key and value heads, or those that the
         header lists, else all but one of each interval and the prediction layers.
         """
+        # All layers keep a state.
         if self._architecture in _FULLY_RECURRENT | _ATTENDING_AND_RECURRENT:
             return [True] * self._layer_count
+
+        # Layers without key and value heads keep one.
         if self._architecture in _RECURRENT_WITHOUT_HEADS:
             head_counts = self._read_per_layer("attention.head_count_kv", None)
             if head_counts is None:
                 return None
-            # Nemotron has layers that only feed forward, which have neither heads nor a state.
-            widths = (
-                self._read_per_layer("feed_forward_length", 0) if self._architecture.startswith("nemotron") else None
-            )
-            widths = widths or (0,) * self._layer_count
-            # So a layer is recurrent that has no heads, and in Nemotron no feed-forward network either.
+            # A layer is recurrent that has no heads, and in Nemotron no feed-forward network either: there, layers
+            # that only feed forward have neither heads nor a state.
+            widths: Sequence[int] = (0,) * self._layer_count
+            if self._architecture.startswith("nemotron"):
+                widths = self._read_per_layer("feed_forward_length", 0) or widths
             return [not heads and not width for heads, width in zip(head_counts, widths, strict=True)]
+
+        # The layers that the header lists keep one, else all but one of each interval.
         if self._architecture in _RECURRENT_BY_INTERVAL:
             stated = self._header.metadata.get(f"{self._architecture}.attention.recurrent_layers")
             if stated is not None:
@@ -403,6 +424,8 @@ class _LayoutReader:
             prediction_layers = self._read_number("nextn_predict_layers") or 0
             trunk = self._layer_count - prediction_layers
             return [layer < trunk and (layer + 1) % interval != 0 for layer in range(self._layer_count)]
+
+        # No layer keeps one.
         return [False] * self._layer_count
 
     def _count_state_bytes(self) -> int | None:
@@ -417,13 +440,16 @@ class _LayoutReader:
             shifts = self._read_number("token_shift_count") or default_shifts
             # Each head has a matrix of wkv x wkv elements: wkv for each element of the embedding.
             return (wkv + shifts) * embedding * _F32_BYTES
+
         # Short convolutions, such as LFM2: their last inputs
         if embedding and (short_kernel := self._read_number("shortconv.l_cache")):
             return embedding * (short_kernel - 1) * _F32_BYTES
+
         # Mamba, and what has the same keys: the state, and the last inputs of a convolution
         kernel, inner, state = (self._read_number(f"ssm.{key}") for key in ("conv_kernel", "inner_size", "state_size"))
         if kernel is None or inner is None or state is None:
             return None
+
         groups = self._read_number("ssm.group_count") or 0
         # Its inputs are the inner vector, and two vectors of the state's size for each group.
         convolution_inputs = max(0, kernel - 1) * (inner + 2 * groups * state)
@@ -436,12 +462,14 @@ class _LayoutReader:
         uses, are computed separately.
         """
         metadata, prefix = self._header.metadata, self._architecture
+
         dense = find_widest(metadata.get(f"{prefix}.feed_forward_length")) or 0
         used = find_widest(metadata.get(f"{prefix}.expert_used_count")) or 0
         # Without a width of their own, experts are as wide as a dense layer, and shared experts as the others.
         expert = find_widest(metadata.get(f"{prefix}.expert_feed_forward_length")) or dense
         shared_experts = self._read_number("expert_shared_count") or 0
         shared = self._read_number("expert_shared_feed_forward_length", expert * shared_experts)
+
         inner = self._read_number("ssm.inner_size") or 0
         widest_layer = max(dense, used * expert, shared or 0)
         # In a layer that attends and is recurrent, half of the recurrent mixer's output is kept while the rest of the

@@ -76,7 +76,7 @@ def merge_headers(headers: Sequence[GGUFHeader], names: Sequence[str]) -> GGUFHe
             )
         return first
 
-    # 2. Each part must say that it is this one.
+    # 2. Each part must say that it is this one; parts are counted from 0.
     for number, (header, name) in enumerate(zip(headers, names, strict=True)):
         stated = header.metadata.get("split.no"), header.metadata.get("split.count")
         if stated != (number, len(headers)):

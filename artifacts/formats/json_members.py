@@ -40,6 +40,7 @@ def read_members(text: bytes | memoryview) -> Iterator[tuple[str, bytes]]:
     while member := _MEMBER.match(text, position):
         yield msgspec.json.decode(member["name"], type=str), member["value"]
         position = member.end()
+
     # Where a member does not match, something other than blanks is left.
     if not _BLANK.fullmatch(text, position):
         raise msgspec.ValidationError("a value is no string, number or plain object")

@@ -92,6 +92,8 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
     """
     if not text.startswith(b"{"):
         raise _invalid(name, "has a header that does not begin with {: it is no safetensors file")
+
+    # What is collected over all tensors; `ranges` has the first byte of each, and the one after its last.
     ranges: list[tuple[int, int]] = []
     written_for = ""
     parameters: int | None = 0
@@ -104,10 +106,13 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
                     raise _invalid(name, f"has more than {size_text(_MOST_METADATA_BYTES)} of metadata")
                 written_for = _read_framework(value)
                 continue
+
             tensor = _decode_tensor(name, tensor_name, value)
             ranges.append(tensor.data_offsets)
             if len(ranges) > _MOST_TENSORS:
                 raise _invalid(name, f"has more than {_MOST_TENSORS} tensors, and no file of a model has so many")
+
+            # Count the parameters; None: not known.
             elements = math.prod(tensor.shape)
             if parameters is not None:
                 # _PLAIN: types of one parameter in an element. One packed tensor makes the number of all unknown.
@@ -117,6 +122,7 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
                 expert_parameters += elements
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid(name, f"has a header that is not valid JSON: {error}") from error
+
     _check_ranges(name, ranges, file_bytes - LENGTH_BYTES - len(text))
     return SafetensorsHeader(
         tensor_count=len(ranges),

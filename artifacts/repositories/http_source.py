@@ -179,9 +179,8 @@ class Origin:
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PrivateAddressError):
                 raise self._private_error() from error
-            raise self._unreachable_error(
-                f"is not reached, or this machine is offline: {_describe_failure(error)}"
-            ) from error
+            problem = f"is not reached, or this machine is offline: {_describe_failure(error)}"
+            raise self._unreachable_error(problem) from error
         except (aiohttp.ClientError, UnicodeError) as error:
             raise self._unreachable_error(f"failed: {_describe_failure(error)}") from error
 
@@ -204,8 +203,11 @@ class Origin:
                 if await self.authorizer.answer_challenges(challenges):
                     response.close()
                     response = await self._request(url, headers)
+
+            # Keep what the hub says of the file.
             if self.hub and url.origin() == self.hub.origin():
                 hub_headers = response.headers
+
             # 2. Follow a redirect. S3 sends some without a location, and the reason in the body, which `explain` reads.
             location = response.headers.get("Location", "")
             if response.status not in _REDIRECTS or (self.explain and not location):
@@ -234,16 +236,21 @@ class Origin:
         Raises ArtifactError if the host of `url` is a private address. That of a name is checked by the `checked`
         session when it connects; a proxy resolves names itself, and decides about their addresses.
         """
+        # Add the credentials.
         if url.origin() == self.url.origin():
             headers = self.authorizer.authorize_headers(url, headers)
+
+        # No session checks what a proxy connects to: refuse a private address that the URL states.
         proxy = _find_proxy(url)
-        chosen_by_operator = self.hub is not None and url.origin() == self.hub.origin()
-        if proxy and not chosen_by_operator:
+        is_hub = self.hub is not None and url.origin() == self.hub.origin()
+        if proxy and not is_hub:
             stated_address = find_stated_address(url.raw_host or "")
             if stated_address is not None and not is_allowed(stated_address, self.access.allowed_networks):
                 raise self._private_error()
+
         # The `checked` session refuses private addresses, which the hub and a proxy may have: the operator chose them.
-        session = self.unchecked if proxy or chosen_by_operator else self.checked
+        session = self.unchecked if proxy or is_hub else self.checked
+
         if self.accept:
             headers = {"Accept": self.accept, **headers}
         async with asyncio.timeout(self.head_seconds):
@@ -267,6 +274,8 @@ class Origin:
         name, status = self.source.display, response.status
         if status == _RANGE_REFUSED:
             raise RangeRefused
+
+        # The body of a refusal explains it, for some services.
         if self.explain and status >= _FIRST_REDIRECT:
             async with asyncio.timeout(self.head_seconds):
                 body = await _read_most(response, _REFUSAL_BYTES)
@@ -274,6 +283,7 @@ class Origin:
             error = self.explain(status, response.headers, body or b"")
             if error:
                 raise error
+
         # `_follow` has followed all others: this redirect has no location, and `explain` did not know it.
         if status in _REDIRECTS:
             raise self._redirect_error()
@@ -305,7 +315,8 @@ class Origin:
         Raises ArtifactError if the server sent another range than the requested one, or does not state the size.
         """
         response, hub_headers = received
-        # 1. Range and size.
+
+        # 1. Range and size; a response with the whole file begins at byte 0.
         first, size = 0, response.content_length
         if response.status == _PARTIAL:
             match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -347,7 +358,7 @@ async def connect(
     accept: str = "",
     explain: ExplainRefusal | None = None,
 ) -> AsyncIterator[Origin]:
-    """Open the origin of a source, at `url` if given; use the proxies of the environment.
+    """Open the origin (the server) of a source, at `url` if given; use the proxies of the environment.
 
     It has two sessions. The checked one refuses private addresses when it opens a socket. The other is for requests
     through a proxy, whose own address may be private, and to the hub, whose address the operator chose.
@@ -371,6 +382,7 @@ async def connect(
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
+    # Both sessions trust the certificate authorities of the system. `open_socket` refuses private addresses.
     trust = read_public_trust()
     open_checked = functools.partial(open_socket, networks=access.allowed_networks)
     checking_connector = aiohttp.TCPConnector(ssl=trust, socket_factory=open_checked)

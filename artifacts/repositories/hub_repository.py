@@ -77,6 +77,7 @@ def _parse_listing(source: Source, text: bytes) -> Listing:
     if not _COMMIT.fullmatch(answer.sha):
         problem = f"names {answer.sha[:100]!r} as its commit, which is none"
         raise source.error("SourceRefused", f"the hub {problem}")
+
     # `siblings` are all files of the repository; wanted are those that an engine may read.
     wanted = [file for file in answer.siblings if is_wanted(file.name)]
     # The hub states a digest (`lfs`) for large files only.
@@ -85,5 +86,6 @@ def _parse_listing(source: Source, text: bytes) -> Listing:
     unsized = next((file.name for file in wanted if file.size is None or file.size < 0), None)
     if unsized is not None:
         raise source.error("SourceRefused", f"the hub does not say how large {unsized} is")
+
     files = [RepositoryFile(file.name, file.size or 0, file.lfs.sha256 if file.lfs else None) for file in wanted]
     return Listing(answer.sha, sorted(files, key=lambda entry: entry.path))

@@ -37,11 +37,14 @@ def locate(source: Source, file_root: Path | None) -> Path:
     path = Path(source.path)
     # Where a path leads is compared before it is known to exist: the error must not tell what exists elsewhere.
     _require_inside(source, path, file_root)
+
     # Engines open the further parts of a split model beside the first one.
     parts = list_part_names(source.file)
     if parts and source.file == parts[0]:
         for name in parts[1:]:
             _require_inside(source, path.with_name(name), file_root, f"{name} ")
+
+    # It must exist, and be what the source says: a folder or a file.
     try:
         path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
@@ -53,6 +56,7 @@ def locate(source: Source, file_root: Path | None) -> Path:
     if not source.is_folder and not path.is_file():
         way_out = ": end it with a slash to serve the folder" if path.is_dir() else ""
         raise source.error("SourceNotFound", f"is no regular file{way_out}")
+
     _require_inside(source, path, file_root)  # it may have been replaced meanwhile
     return path
 
@@ -63,9 +67,8 @@ def _require_inside(source: Source, path: Path, file_root: Path | None, name: st
     `name` begins the message if `path` is not the file that the source names.
     """
     if file_root is None:
-        raise source.error(
-            "SourceForbidden", "local files are not allowed here: start with --file-root DIR, a folder above this file"
-        )
+        problem = "local files are not allowed here: start with --file-root DIR, a folder above this file"
+        raise source.error("SourceForbidden", problem)
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(file_root)):
         raise source.error(
             "SourceForbidden",
@@ -82,9 +85,8 @@ def locate_mounted(source: Source, file_root: Path | None) -> Source:
     if source.scheme != "pvc":
         return source
     if file_root is None:
-        raise source.error(
-            "SourceForbidden", "only a pod can mount a claim: with its volume mounted at DIR, add --file-root DIR"
-        )
+        problem = "only a pod can mount a claim: with its volume mounted at DIR, add --file-root DIR"
+        raise source.error("SourceForbidden", problem)
     return dataclasses.replace(source, scheme="file", path=f"{file_root}/{source.path}")
 
 
@@ -159,9 +161,12 @@ class _LocalFile:
             size = self._path.stat().st_size
             if first and first >= size:
                 raise RangeRefused
+
+            # A changed file is read from its start.
             current = read_revision(self._path)
             if validator and validator != current:
                 first = 0
+
             file.seek(first)
             end = size if last is None else min(last + 1, size)
 

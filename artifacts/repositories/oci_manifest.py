@@ -91,6 +91,8 @@ class ArtifactManifest:
 def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
     """Return the content of a manifest, or the digest of the manifest that an index names.
 
+    A manifest lists the files (layers) of one artifact, and an index the manifests for several platforms.
+
     Args:
         name: the reference, for messages.
         text: the document as it came.
@@ -105,14 +107,18 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
     if document.schema_version != _SCHEMA_VERSION:
         version = f"{document.schema_version}, not {_SCHEMA_VERSION}"
         raise _refusal(name, f"schemaVersion is {version}: push it again with a current client")
+
     # Only one of both: of a document that is manifest and index at once, two readers could see different content under
     # one digest.
     is_manifest, is_index = document.layers is not None, document.manifests is not None
     if is_manifest == is_index:
         raise _refusal(name, "the manifest must have either `layers` or `manifests`")
+
     expected = INDEX_TYPES if is_index else MANIFEST_TYPES
     if document.media_type and document.media_type not in expected:
         raise _refusal(name, f"mediaType is {_quote(document.media_type)}, which is none of {', '.join(expected)}")
+
+    # Of an index, choose one manifest; of a manifest, read its layers.
     if document.manifests is not None:
         return _choose_manifest(name, document.manifests)
     return _read_layers(name, document.layers or [])
@@ -166,6 +172,7 @@ def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
             if path.casefold() in files:
                 raise _refusal(name, f"{field} has the name of another layer, {_quote(path)}: push each file once")
             files[path.casefold()] = RepositoryFile(path, layer.size, sha256=layer.digest.removeprefix("sha256:"))
+
     size_bytes = sum(layer.size for layer in layers)
     if size_bytes > _MOST_BYTES:
         raise _refusal(name, f"its layers state {size_bytes} bytes, more than any disk has")

@@ -86,6 +86,7 @@ def find_login(repo: str, data: Mapping[str, bytes]) -> str | None:
     Raises:
         ArtifactError: SourceUnauthorized; a key cannot be read, or the Docker configuration has no such registry.
     """
+    # A Docker configuration has logins of several registries.
     if DOCKER_CONFIG_KEY in data:
         login = _find_in_config(repo, data[DOCKER_CONFIG_KEY])
         if login is None:
@@ -97,6 +98,8 @@ def find_login(repo: str, data: Mapping[str, bytes]) -> str | None:
                 "--docker-password=PASSWORD",
             )
         return format_login(login)
+
+    # Else the Secret has at most one login: user and password, or a token.
     try:
         texts = {key: data[key].decode().strip() for key in (USERNAME_KEY, PASSWORD_KEY, TOKEN_KEY) if key in data}
     except UnicodeDecodeError as error:
@@ -116,11 +119,14 @@ def read_environment(repo: str, environment: Mapping[str, str]) -> str | None:
         ArtifactError: SourceUnauthorized; the login cannot be read.
     """
     try:
+        # The files of a Secret that is mounted in a Job, of those keys that it has.
         if secret := environment.get(SECRET_VARIABLE):
             files = [(key, Path(secret) / key) for key in SECRET_KEYS]
             return find_login(repo, {key: path.read_bytes() for key, path in files if path.is_file()})
+        # A login in the variable itself.
         if token := environment.get(TOKEN_VARIABLE):
             return token
+        # The folder with the configuration of Docker.
         if folder := environment.get(CONFIG_VARIABLE):
             login = _find_in_config(repo, (Path(folder) / "config.json").read_bytes())
             return format_login(login) if login else None
@@ -143,6 +149,7 @@ def _find_in_config(repo: str, text: bytes) -> RegistryLogin | None:
             f"{repo}: the Docker configuration in {DOCKER_CONFIG_KEY} is not valid: make it with kubectl create secret "
             "docker-registry",
         ) from None
+
     wanted = _config_name(repo)
     # As kubelets choose: the entry with the longest matching path, so that of the repository before that of its
     # registry. A path matches if the repository is the same or below it.
@@ -198,11 +205,14 @@ def read_challenge(challenges: Iterable[str]) -> TokenChallenge | None:
         for match in _SCHEME.finditer(text):
             if match["scheme"].lower() != "bearer":
                 continue
+
             # _PARAMETER matches NAME="VALUE", in which a backslash escapes the next letter, or NAME=VALUE.
             parameters = {
                 key.lower(): re.sub(r"\\(.)", r"\1", quoted) or plain
                 for key, quoted, plain in _PARAMETER.findall(text[match.end() :])
             }
+
+            # The realm must be the URL of a web server.
             try:
                 realm = URL(parameters.get("realm", ""))
                 realm.origin()

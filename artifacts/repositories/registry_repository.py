@@ -97,6 +97,7 @@ class RegistryRepository:
             if isinstance(content, str):
                 problem = "the index names another index: give the digest of a manifest instead"
                 raise self._source.error("SourceRefused", problem)
+            # A later call with this digest gets the same result.
             self._resolved[reference] = self._resolved[digest] = digest, content
         return self._resolved[reference]
 
@@ -122,9 +123,8 @@ class RegistryRepository:
         if file is None:
             raise self._source.error("SourceNotFound", f"the artifact has no file {path!r}")
         url = self._base / "blobs" / f"{_ALGORITHM}{file.sha256}"
-        async with connect(
-            self.file_source(path, digest), self._access, url=str(url), authorizer=self._authorizer
-        ) as origin:
+        source = self.file_source(path, digest)
+        async with connect(source, self._access, url=str(url), authorizer=self._authorizer) as origin:
             yield _Blob(origin, file, digest, self._source)
 
     async def _read_manifest(self, reference: str) -> tuple[str, ArtifactManifest | str]:
@@ -132,16 +132,18 @@ class RegistryRepository:
 
         Raises ArtifactError.
         """
-        url, accept = str(self._base / "manifests" / reference), ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
+        url = str(self._base / "manifests" / reference)
+        accept = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 
         async def read() -> bytes:
             """Request the manifest once; `retry_read` repeats it."""
-            async with connect(
-                self._source, self._access, url=url, authorizer=self._authorizer, accept=accept
-            ) as origin:
+            connection = connect(self._source, self._access, url=url, authorizer=self._authorizer, accept=accept)
+            async with connection as origin:
                 return await origin.read_whole(MAX_MANIFEST_BYTES)
 
         text = await retry_read(read, self._access.patience)
+
+        # The digest is computed here, since the server could state any.
         digest = _ALGORITHM + hashlib.sha256(text).hexdigest()
         if reference.startswith(_ALGORITHM) and reference != digest:
             raise self._source.error(
@@ -205,6 +207,7 @@ class _RegistryAuthorizer:
         login, header_before = self._login, self._header
         if login is not None and not login.user:
             return False  # a bearer token that the registry does not accept
+
         challenge = read_challenge(challenges)
         if challenge is not None:
             self._header = f"Bearer {await self._request_token(challenge, login)}"
@@ -222,10 +225,12 @@ class _RegistryAuthorizer:
                 f"{name}: the registry issues tokens at {server}, which is another site than {self._repository.host} "
                 "or has no https, so it gets no password: get a token there, and write it as key `token` of the Secret",
             )
+
         # A registry could ask for more than to pull, and for other repositories: its own scope is not used.
         query = {"scope": f"repository:{self._repository.path.removeprefix('/v2/')}:pull"}
         if challenge.service:
             query["service"] = challenge.service
+
         # The token server gets user and password; without a login, it issues tokens for public repositories.
         async with connect(
             self._source,
@@ -234,6 +239,8 @@ class _RegistryAuthorizer:
             authorizer=FixedAuthorizer(login.basic if login is not None else ""),
         ) as origin:
             text = await origin.read_whole(_TOKEN_BYTES)
+
+        # The answer has the token in one of two fields.
         try:
             issued = msgspec.json.decode(text, type=_IssuedToken)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

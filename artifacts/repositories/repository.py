@@ -185,6 +185,8 @@ async def read_start(opened: ReadableFile, name: str, size_bytes: int, most_byte
     except RangeRefused as error:
         if size_bytes:  # an empty file has not even a first byte
             raise ArtifactError("SourceRefused", f"{other_size}none") from error
+
+    # The response was cut.
     if len(text) < wanted:
         problem = f"the server sent {len(text)} of {wanted} bytes"
         raise ArtifactError("SourceUnreachable", f"{name}: {problem}", retryable=True)

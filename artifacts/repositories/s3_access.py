@@ -65,15 +65,18 @@ class S3Access:
             if not value.isascii() or not value.isprintable() or " " in value:
                 problem = f"{name} has a blank, a line break or another character that no {name} has: write it again"
                 raise ArtifactError("SourceUnauthorized", problem)
+
         # Without both of them, requests are not signed.
         missing = [name for name in REQUIRED_VARIABLES if not stated[name]]
         if len(missing) == 1:
             problem = f"{missing[0]} is missing: S3 takes {' and '.join(REQUIRED_VARIABLES)}, or none of them"
             raise ArtifactError("SourceUnauthorized", problem)
+
         region = stated[REGION_VARIABLE] or _DEFAULT_REGION
         if not _REGION.fullmatch(region):
             problem = f"{REGION_VARIABLE} {region[:64]!r} is no region, such as eu-central-1"
             raise ArtifactError("SourceInvalid", problem)
+
         return cls(
             key_id=stated[KEY_ID_VARIABLE],
             secret_key=stated[SECRET_KEY_VARIABLE],
@@ -103,11 +106,14 @@ class S3Access:
         wanted = {**headers, **_DIGESTS}
         if not self.key_id:
             return wanted
+
+        # Sign the request with the library of AWS, which is imported only if there are keys.
         try:
             from awscrt import auth, http  # noqa: PLC0415  see above
         except ImportError as error:
             problem = "keys for S3 need the extra `s3`: pip install '.[s3]' in a checkout of Pomona"
             raise ArtifactError("SourceInvalid", problem) from error
+
         keys = auth.AwsCredentialsProvider.new_static(self.key_id, self.secret_key, self.session_token or None)
         settings = auth.AwsSigningConfig(
             algorithm=auth.AwsSigningAlgorithm.V4,
@@ -120,6 +126,7 @@ class S3Access:
             should_normalize_uri_path=False,
             signed_body_header_type=auth.AwsSignedBodyHeaderType.X_AMZ_CONTENT_SHA_256,
         )
+
         lines = http.HttpHeaders([("Host", url.host_port_subcomponent or ""), *wanted.items()])
         request = http.HttpRequest("GET", url.raw_path_qs, lines)
         signed = auth.aws_sign_request(request, settings).result(_SIGNING_SECONDS)
@@ -147,9 +154,8 @@ def _check_endpoint(text: str) -> str:
     except ValueError:
         is_usable = False
     if not is_usable:
-        raise ArtifactError(
-            "SourceInvalid", f"{ENDPOINT_VARIABLE} is no URL of an S3 service, such as https://s3.example:9000"
-        )
+        problem = f"{ENDPOINT_VARIABLE} is no URL of an S3 service, such as https://s3.example:9000"
+        raise ArtifactError("SourceInvalid", problem)
     return str(url).rstrip("/")
 
 

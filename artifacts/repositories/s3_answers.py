@@ -71,12 +71,16 @@ def parse_page(text: bytes) -> ListingPage:
     root = _parse_xml(text)
     if _local_name(root) != "ListBucketResult":
         raise ValueError("no ListBucketResult")
+
+    # `values` has what the page states beside its objects, by name.
     objects, values = [], {}
     for child in root:
         if _local_name(child) == "Contents":
             objects.append(_read_object({_local_name(element): element.text or "" for element in child}))
         else:
             values[_local_name(child)] = child.text or ""
+
+    # A truncated page is followed by another, which its token names.
     is_truncated = values.get("IsTruncated") == "true"
     next_token = values.get("NextContinuationToken", "") if is_truncated else ""
     if is_truncated and not next_token:
@@ -110,8 +114,11 @@ def explain_refusal(
         fields = {_local_name(element): element.text or "" for element in _parse_xml(text)}
     except ValueError:
         fields = {}  # many services and proxies before them refuse without a body
+
+    # S3 states an error code in the body, and the region of the bucket there or in a header.
     code = fields.get("Code", "")
     region = fields.get("Region") or headers.get("x-amz-bucket-region", "")
+
     # The most particular first: another region, a known code, then the status alone.
     if status == _MOVED or code in _OTHER_REGION:
         where = f"is in region {region}" if _REGION.fullmatch(region) else "is in another region"

@@ -47,6 +47,7 @@ class S3Repository:
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
+        # root: the key of the source's folder, with which the keys of all its objects begin.
         source, root = self._source, self._root
 
         # 1. List the objects whose keys begin as that of the source: for KEY-00001-of-00003.gguf, with KEY-.
@@ -160,6 +161,7 @@ class _S3Object:
         if first and validator not in self._digests:
             async with self._origin.read() as whole:
                 self._digests[whole.validator] = whole.sha256
+
         async with self._origin.read(first, last if first else None, validator) as response:
             if response.first == 0:
                 self._digests[response.validator] = response.sha256
