@@ -73,8 +73,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
             "subresources": {"status": {}} | ({"scale": dict(SCALE)} if self.scalable else {}),
             "additionalPrinterColumns": [column.render() for column in (*self.columns, AGE)],
         }
+
         if self.selectable:
             version["selectableFields"] = [{"jsonPath": path} for path in self.selectable]
+
         return {
             "apiVersion": "apiextensions.k8s.io/v1",
             "kind": "CustomResourceDefinition",
@@ -96,9 +98,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     def _render_schema(self) -> Schema:
         """Return the schema of a whole object of this kind: its spec, if it has one, its status, and its CEL rules."""
+        # The API server fills in the defaults of a spec; a status has none.
         has_spec = "spec" in self.struct.__struct_fields__
         spec = {"spec": field_schema(self.struct, "spec", defaults=True)} if has_spec else {}
-        # The API server fills in the defaults of a spec; a status has none.
+
         schema: Schema = {
             "description": (self.struct.__doc__ or "").strip(),
             "type": "object",
@@ -110,6 +113,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
                 "status": field_schema(self.struct, "status", defaults=False),
             },
         }
+
+        # An object must have a spec if that has required fields.
         if "required" in spec.get("spec", {}):
             schema["required"] = ["spec"]
         if self.rules:

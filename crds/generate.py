@@ -47,10 +47,13 @@ def main() -> int:
     # stale: files that are missing or differ, and files of kinds that exist no more
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     stale += sorted(existing - files.keys())
+
     if "--check" in sys.argv:
         for path in stale:
             sys.stderr.write(f"{path.relative_to(FOLDER.parent)} is stale: run `make crds`\n")
         return 1 if stale else 0
+
+    # Without --check, delete and write the files.
     for path in existing - files.keys():
         path.unlink()
     for path, text in files.items():

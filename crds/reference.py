@@ -41,10 +41,13 @@ def _render_kind(definition: Definition, first_rows: dict[str, str]) -> str:
         f"{schema['description']} Short name: `{definition.short}`. {scope}. Columns of `kubectl get`: {columns}.",
         "",
     ]
+
+    # A table for spec and one for status.
     for part in (section for section in ("spec", "status") if section in schema["properties"]):
         lines += [f"### {definition.kind}: {part}", "", "| field | type | description |", "|---|---|---|"]
         lines += _render_fields(schema["properties"][part], part, definition.kind, first_rows)
         lines.append("")
+
     rules = [f"* {rule}" for rule in _list_rules(schema)]
     lines += [f"### {definition.kind}: rules", "", *rules] if rules else []
     return "\n".join(lines).rstrip() + "\n"
@@ -61,21 +64,26 @@ def _render_fields(schema: Schema, path: str, kind: str, first_rows: dict[str, s
         field_path = f"{path}.{name}"
         # item: the schema of the entries of a list, or of the field itself
         item = field_schema.get("items", field_schema)
+
+        # The fields within it, each with a row of its own below.
         fields = item.get("properties", {})
         if fields.keys() == _CONDITION_FIELDS:  # metav1.Condition is Kubernetes' own
             fields = {}
         full_path, text = f"{kind} {field_path}", field_schema.get("description", "")
+
         # The path of the first row with these fields or this text: this row itself, if there was none before.
         row_of_fields = first_rows.setdefault(json.dumps(fields), full_path) if len(fields) > 1 else full_path
         row_of_text = first_rows.setdefault(text, full_path) if len(text) > _LONG_DESCRIPTION else full_path
+
+        # A description or fields that were written before are only referred to.
         shown = text.replace("|", "\\|").replace("\n", " ") if row_of_text == full_path else f"As `{row_of_text}`."
         fields_note = "" if row_of_fields == full_path else f" Its fields are those of `{row_of_fields}`."
         type_ = f"{_render_type(field_schema)}, required" if name in required else _render_type(field_schema)
+
         yield f"| `{field_path}` | {type_} | {shown}{fields_note} |"
         if fields and row_of_fields == full_path:
-            yield from _render_fields(
-                item, f"{field_path}[]" if "items" in field_schema else field_path, kind, first_rows
-            )
+            item_path = f"{field_path}[]" if "items" in field_schema else field_path
+            yield from _render_fields(item, item_path, kind, first_rows)
 
 
 def _render_type(schema: Schema) -> str:
@@ -92,6 +100,7 @@ def _render_type(schema: Schema) -> str:
         return f"list of {_render_type(schema['items'])}"
     if schema["type"] == "object" and "additionalProperties" in schema:
         return f"map to {_render_type(schema['additionalProperties'])}"
+
     bounds = [f">= {schema['minimum']}"] if schema.get("minimum") else []
     bounds += [f"<= {schema['maximum']}"] if "maximum" in schema and schema["maximum"] not in UNSTATED_LIMITS else []
     return " ".join([schema["type"], ", ".join(bounds)]).strip()

@@ -63,17 +63,23 @@ def _render_struct(info: inspect.StructType, *, defaults: bool) -> Schema:
         schema = _render_field(info.cls, field, defaults=defaults)
         if "description" not in schema:
             raise TypeError(f"{info.cls.__name__}.{field.name} has no description: kubectl explain would show nothing")
+
+        # Add what the API server needs: formats of integers, and types of lists.
         if schema.get("type") == "integer":
             # Kubernetes reads integers as 32 or 64 bits: the largest allowed number decides.
             schema.setdefault("format", "int32" if schema["maximum"] < 1 << 31 else "int64")
         elif schema.get("type") == "array":
             schema.setdefault("x-kubernetes-list-type", "atomic")
+
+        # Add the default, to the description as well.
         if defaults:
             default = _find_default(field, schema)
             if default is not None:
                 schema["default"] = default
                 schema["description"] = _add_default(schema["description"], default)
+
         properties[field.encode_name] = schema
+
     out: Schema = {"type": "object"}
     if properties:
         out["properties"] = properties

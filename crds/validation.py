@@ -91,14 +91,17 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
     3. If the structure is wrong, leave out the violated CEL rules: they may rely on the structure, and the API server
        does not evaluate them then.
     """
+    # 1. What Kubernetes checks in every object.
     violations = [*_check_envelope(manifest)]
     if violations:
         return violations
-    # A kind without a spec, such as NodeFitness, has a status only.
+
+    # 2. A kind without a spec, such as NodeFitness, has a status only.
     spec: Manifest = {"spec": {}} if "spec" in _schema(manifest["kind"])["properties"] else {}
     whole = {"metadata": manifest["metadata"], **with_defaults({**spec, **manifest})}
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda error: [*map(str, error.absolute_path)])
-    # _STRUCTURAL_KEYWORDS: keywords of the schema whose violation means that the structure is wrong
+
+    # 3. _STRUCTURAL_KEYWORDS: keywords of the schema whose violation means that the structure is wrong
     if any(error.validator in _STRUCTURAL_KEYWORDS for error in errors):
         errors = [error for error in errors if error.validator != "x-kubernetes-validations"]
     return [SchemaViolation(_find_path(error), _render_message(error)) for error in errors]
@@ -107,21 +110,26 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
 def _check_envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
     """Yield the violations at the top of an object: version, unknown fields, name, namespace, and type of the spec."""
     if manifest.get("apiVersion") != API_VERSION:
-        yield SchemaViolation(
-            ("apiVersion",), f"Invalid value: {_quote(manifest.get('apiVersion'))}: use {API_VERSION}"
-        )
+        problem = f"Invalid value: {_quote(manifest.get('apiVersion'))}: use {API_VERSION}"
+        yield SchemaViolation(("apiVersion",), problem)
     for field in manifest.keys() - set(_TOP_LEVEL):
         yield SchemaViolation((field,), _describe_unknown(field, _TOP_LEVEL))
-    metadata = manifest.get("metadata")
-    name: object = metadata.get("name") if isinstance(metadata, dict) else None
+
+    # The name and the namespace.
+    stated = manifest.get("metadata")
+    metadata = stated if isinstance(stated, dict) else {}
+    name: object = metadata.get("name")
     # _SUBDOMAIN and _LABEL: what Kubernetes takes for a name and a namespace, each with its message (_TEXT).
     if name is None:
         yield SchemaViolation(("metadata", "name"), "Required value: name is required")
     elif not isinstance(name, str) or len(name) > LONGEST_NAME or not _SUBDOMAIN.fullmatch(name):
         yield SchemaViolation(("metadata", "name"), f"Invalid value: {_quote(name)}: {_SUBDOMAIN_TEXT}")
-    namespace: object = metadata.get("namespace") if isinstance(metadata, dict) else None
+
+    namespace: object = metadata.get("namespace")
     if namespace and not (isinstance(namespace, str) and _LABEL.fullmatch(namespace)):
         yield SchemaViolation(("metadata", "namespace"), f"Invalid value: {_quote(namespace)}: {_LABEL_TEXT}")
+
+    # The spec, of which only the type is checked here.
     if "spec" in manifest and not isinstance(manifest["spec"], dict):
         yield SchemaViolation(("spec",), f"Invalid value: {_quote(manifest['spec'])}: must be of type object")
 
@@ -161,11 +169,15 @@ def _fill_defaults(value: Any, schema: Schema) -> Any:
         return [_fill_defaults(entry, schema["items"]) for entry in value]
     if not isinstance(value, dict):
         return value
+
+    # 1. Remove the nulls of fields that the schema has.
     fields = schema.get("properties", {})
     # The null of an unknown field stays, so that the field is refused.
     for name in [name for name, entry in value.items() if entry is None]:
         if name in fields or "additionalProperties" in schema:
             del value[name]
+
+    # 2. Fill in the defaults, then those of the fields within.
     for name, field in fields.items():
         if "default" in field and name not in value:
             value[name] = deepcopy(field["default"])
@@ -279,6 +291,7 @@ def _render_message(error: ValidationError) -> str:
             return f"Too many: {_count_items(error.instance)}: must have at most {limit} items"
         case "x-kubernetes-validations":
             return f"Invalid value: {value}: {error.message}"
+
     # _IN_BODY: the API server's messages for all other keywords; `limit` is the value of the keyword, such as a
     # maximum.
     text = _IN_BODY[str(error.validator)].format(limit) if error.validator in _IN_BODY else error.message

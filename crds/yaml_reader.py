@@ -31,9 +31,8 @@ class StrictLoader(yaml.SafeLoader):
         lines: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(
-                    problem="the name of a field has to be a string", problem_mark=key.start_mark
-                )
+                problem = "the name of a field has to be a string"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             if key.value in lines and key.tag != _MERGE:
                 problem = f"field {key.value!r} is repeated, first in line {lines[key.value]}: merge both"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
@@ -60,6 +59,7 @@ def find_line(node: yaml.Node, path: Iterable[str | int]) -> int:
             if pair is None:
                 break
             mark, node = pair[0].start_mark, pair[1]
+        # A step into a list is the number of an item.
         elif isinstance(node, yaml.SequenceNode) and str(step).isdecimal() and int(step) < len(node.value):
             node = node.value[int(step)]
             mark = node.start_mark

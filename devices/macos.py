@@ -38,10 +38,12 @@ def read() -> HostFacts:
     """
     values = parse_sysctl(output_or_empty(*SYSCTL))
     version = output_or_empty(*VERSION).strip()
+
     memory_bytes = parse_positive(values.get("hw.memsize"))
     limit_bytes = wired_limit_bytes(values)
     working_set = metal.read().working_set_bytes or None
     gpu_cores = gpu.read().cores or parse_displays(output_or_empty(*DISPLAYS))
+
     chip = values.get("machdep.cpu.brand_string")
     return HostFacts(
         chip=chip,

@@ -49,6 +49,7 @@ def watch_network() -> Iterator[asyncio.Event]:
                 # The buffer of the socket overflowed, so messages were lost.
                 changed.set()
 
+        # The event loop calls it when the socket has something to read.
         loop.add_reader(kernel, read_messages)
         try:
             yield changed

@@ -59,7 +59,9 @@ def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -
     by_probe = [read_nvidia(), read_amd(roots.sys, roots.proc), read_gaudi(roots.sys, roots.proc)]
     readings = [reading for reading in (*by_probe, read_intel(roots.sys, roots.proc)) if reading]
     chosen = choose_reading(readings, read_labels(labels), list_pci_devices(roots.sys))
+    # Processor, memory and disk.
     machine = read_machine(roots.proc, roots.disk)
+
     # A number format counts if all devices compute with it.
     formats = [find_number_formats(chosen.vendor, device.architecture) for device in chosen.devices]
     hardware = replace(
@@ -90,23 +92,28 @@ def choose_reading(
         labelled: what labels state, for a node where no probe finds a device.
         bus: devices that the node has whether or not a probe can read them.
     """
+    # 1. Readings with devices: those of probes, else that of labels.
     with_devices = [reading for reading in readings if reading.devices]
     if not with_devices and labelled is not None:
         # Labels are all that most nodes without the vendor's runtime class have: nothing has failed there.
         # From here on, the labels are a reading like those of probes.
         with_devices, readings = [labelled], [*readings, labelled]
+
+    # 2. The failures of probes, and devices on the bus that no reading is about.
     problems = [problem for reading in readings for problem in _explain_failures(reading)]
     answered_vendors = {reading.vendor for reading in readings}
     vendors_on_bus = dict.fromkeys(vendor for device in bus if (vendor := _find_vendor(device)))
     problems += [_explain_missing_tool(vendor) for vendor in vendors_on_bus if vendor not in answered_vendors]
+
+    # 3. Choose one vendor and its first devices; what is left out is a problem, too.
     if not with_devices:
         return VendorReading("cpu", "proc", problems=tuple(problems))
-    problems += (
-        f"the node has devices of {VENDOR_NAMES[reading.vendor]} as well, which are not reported: "
-        f"a node is of one vendor, and this one of {VENDOR_NAMES[with_devices[0].vendor]}"
-        for reading in with_devices[1:]
-    )
     chosen = with_devices[0]
+    problems += [
+        f"the node has devices of {VENDOR_NAMES[reading.vendor]} as well, which are not reported: "
+        f"a node is of one vendor, and this one of {VENDOR_NAMES[chosen.vendor]}"
+        for reading in with_devices[1:]
+    ]
     if len(chosen.devices) > MOST_DEVICES:
         count = len(chosen.devices)
         problems.append(f"{chosen.source} states {count} devices, of which the first {MOST_DEVICES} are reported")

@@ -64,12 +64,16 @@ def derived_level(
     """
     if some_percent is None and full_percent is None and (available_bytes is None or memory_bytes is None):
         return None
+
+    # A share that is unknown counts as 0, and unknown memory as enough.
     waiting_all, waiting_some = full_percent or 0, some_percent or 0
     is_critical = is_short = False
     if available_bytes is not None and memory_bytes is not None:
         # A share of the memory, but no more than some GiB: a large host is not short with those left.
         is_critical = available_bytes < min(memory_bytes * _CRITICAL_SHARE, _CRITICAL_BYTES)
         is_short = available_bytes < min(memory_bytes * _WARN_SHARE, _WARN_BYTES)
+
+    # The worse level of both.
     if is_critical or waiting_all >= _WAITING_PERCENT:
         return "critical"
     return "warn" if is_short or waiting_some >= _WAITING_PERCENT else "normal"

@@ -37,6 +37,7 @@ def start_time(pid: int) -> str | None:
         except PermissionError:
             return "of another user"  # so it is none of ours: the pid was reused
         return None if ticks is None else f"abstime {ticks}"
+
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):

@@ -41,12 +41,16 @@ def find_product(vendor: str, text: str, memory_mib: int | None = None) -> Produ
     if memory_mib and not any(_LABEL_GIB.fullmatch(word) for word in words):
         # Rounded up: tools state a little less than the product's name does.
         words = (*words, f"{(memory_mib + 1023) // 1024}gb")
+
+    # A device id decides, else the name.
     listed = PRODUCTS.get(vendor, ())
-    match = next((product for product in listed if text.strip().lower().removeprefix("0x") in product.ids), None)
+    device_id = text.strip().lower().removeprefix("0x")
+    match = next((product for product in listed if device_id in product.ids), None)
     if match is None:
         # A100-80GB has both names A100 and A100-80GB in it: the longer one says more.
         named = [product for product in listed if _names_product(words, _split_words(product.name))]
         match = max(named, key=_rank_name, default=None)
+
     # A partition has only a part of the product's memory and speed.
     if match and _PARTITION.search(text):
         return match._replace(memory_mib=None, gb_per_second=None, source="", tflops=None)

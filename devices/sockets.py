@@ -33,6 +33,7 @@ def loopback_port(pid: int) -> int | None:
         connections = [socket for member in family for socket in psutil.Process(member).net_connections("tcp4")]
     except (psutil.Error, OSError):  # the process or a child has just ended
         return None
+
     ports = [
         connection.laddr.port
         for connection in connections

@@ -44,9 +44,11 @@ def _read_zones(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None
             trip_type = proc.read_limited(path.with_name(path.name.replace("_temp", "_type"))).strip()
             level = _LEVEL_OF_TRIP_TYPE.get(trip_type)
             trip_point = _read_millidegrees(path)
+
             # Skipped are unknown kinds of trip points, and those below 1 °C, which firmware states for unused ones.
             if temperature is None or level is None or trip_point is None or trip_point < _COLDEST_MILLIDEGREES:
                 continue
+
             index = _LEVELS.index(level) if temperature >= trip_point else 0  # 0: nominal
             worst_index = index if worst_index is None else max(worst_index, index)
     return None if worst_index is None else _LEVELS[worst_index]

@@ -36,6 +36,8 @@ def output(*argv: str, with_errors: bool = False, timeout_seconds: float = _TIME
         )
     except subprocess.SubprocessError as error:
         raise OSError(f"{argv[0]} failed: {error}") from error
+
+    # Empty output is no answer.
     if not result.stdout.strip():
         raise OSError(f"{argv[0]} printed nothing")
     return result.stdout

@@ -53,6 +53,7 @@ def parse_vendors(text: str, engines: Collection[RuntimeName]) -> Vendors:
     Raises:
         VendorFileError: the file is not valid.
     """
+    # Read the file into a tree of nodes (`root`), which knows the line of each field, and the tree into plain values.
     try:
         loader = StrictLoader(text)
         root = loader.get_single_node()
@@ -64,7 +65,8 @@ def parse_vendors(text: str, engines: Collection[RuntimeName]) -> Vendors:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise VendorFileError(f"line {line}: not valid YAML: {error.problem}") from error
-    # The tree of nodes, `root`, knows the line of each field, for messages. An empty file changes nothing.
+
+    # An empty file changes nothing.
     if entries is None or root is None:
         return VENDORS
     if not isinstance(entries, dict):
@@ -72,6 +74,8 @@ def parse_vendors(text: str, engines: Collection[RuntimeName]) -> Vendors:
     if AUTO_ACCELERATOR in entries:
         line = find_line(root, [AUTO_ACCELERATOR])
         raise VendorFileError(f"line {line}: auto stands for any accelerator: choose another name")
+
+    # Build the entries, and check each.
     vendors = {name: _build_vendor(root, name, fields) for name, fields in entries.items()}
     for name, vendor in vendors.items():
         if (problem := find_vendor_problem(vendor, engines)) is not None:
@@ -89,9 +93,11 @@ def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> Ven
         if engine not in engines:
             message = f"images names {engine}, which is no engine in pods: use one of {', '.join(engines)}"
             return VendorProblem(["images", engine], message)
+
     if vendor.resource is not None and vendor.resource.endswith("*"):
         message = f"resource {vendor.resource} ends in *, which only furtherResources may: name one resource"
         return VendorProblem(["resource"], message)
+
     for variable, value in vendor.environment.items():
         if not _VARIABLE.fullmatch(variable):
             message = (
@@ -102,6 +108,7 @@ def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> Ven
         if reason := explain_device_variable(variable):
             message = f"environment sets {variable} to {value!r}, {reason}: remove it"
             return VendorProblem(["environment", variable], message)
+
     for number, toleration in enumerate(vendor.tolerations):
         if refusal := _refuse_toleration(toleration):
             return VendorProblem(["tolerations", str(number)], f"tolerations[{number}] {refusal}")
@@ -116,12 +123,14 @@ def _refuse_toleration(toleration: Toleration) -> str | None:
     key = toleration.key
     if not key:
         return "has no key, so it tolerates every taint: state the key of the vendor's own taint"
+
     # Prefix of taints that keep a node for a role.
     if key.startswith(_ROLE_TAINTS):
         return (
             f"has key {key}, which keeps pods off nodes of another role, such as control planes: remove it; services "
             "that need it state it in spec.tolerations"
         )
+
     # Taints that Kubernetes gives to nodes that are not well, and those of device plugins and health checks.
     if key.rpartition("/")[0].endswith(_NODE_TAINTS) or _UNHEALTHY in key.lower():
         return f"has key {key}, which keeps pods off unhealthy nodes or devices: remove it"
@@ -139,17 +148,23 @@ def _build_vendor(root: yaml.Node, name: object, fields: object) -> Vendor:
     line = find_line(root, [str(name)])
     if not isinstance(name, str) or not re.fullmatch(LABEL_PATTERN, name):
         raise VendorFileError(f"line {line}: {name!r} is no name: use lower-case letters, digits and '-'")
+
     # in_pods is False for metal, whose replicas are processes of hosts: no file changes that.
     existing = VENDORS.get(name)
     if existing is not None and not existing.in_pods:
         raise VendorFileError(f"line {line}: {name} is outside of the cluster: remove it")
+
     if not isinstance(fields, dict):
         raise VendorFileError(f"line {line}: {name} must have fields, such as resource: example.com/npu")
+
+    # Merge the fields into the built-in entry, or into an empty one.
     merged: dict[str, Any] = msgspec.to_builtins(existing or Vendor())
     for field, value in fields.items():
         # _FIELDS_MERGED_BY_KEY: mappings of which the file may change single entries, such as the image of one engine
         is_merged = field in _FIELDS_MERGED_BY_KEY and isinstance(value, dict)
         merged[field] = {**merged[field], **value} if is_merged else value
+
+    # Convert the merged fields, which checks their types.
     try:
         vendor = msgspec.convert(merged, Vendor)
     except msgspec.ValidationError as error:

@@ -118,12 +118,15 @@ def list_amd_devices(cards: Sequence[kernel_files.DrmCard], topology: Sequence[T
     # Links of the topology name cards by its numbers: these lead to addresses, and addresses to the ids of cards.
     address_of_number = {node.number: node.address for node in topology}
     id_at = {card.address: clean_text(card.read("unique_id")) or card.address for card in cards}
+
     devices = []
     for card in cards:
+        # What the topology adds to the card, if the compute driver knows it.
         node = node_at.get(card.address)
         linked_addresses = [address_of_number.get(number) for number in (node.linked if node else ())]
         linked_ids = [id_at[address] for address in linked_addresses if address in id_at]
         device = _read_device(card, id_at[card.address], node.target if node else "", linked_ids)
+
         # _LEAST_BYTES: what the smallest GPU has that serves a model; integrated GPUs usually have less
         if (device.memory_bytes or 0) >= _LEAST_BYTES:
             devices.append(device)
@@ -144,6 +147,7 @@ def parse_rocm_smi(text: str) -> VendorReading:
     sections = {name: section for name, section in fields.items() if isinstance(section, dict)}
     cards = (section for name, section in sections.items() if name.startswith("card"))
     devices = tuple(device for card in cards if (device := _parse_card(card)))
+
     if not devices:
         problem = f"rocm-smi {quote_output(text)}, which states no GPU with memory of its own"
         return VendorReading("amd", "rocm-smi", problems=(problem,))
@@ -155,9 +159,12 @@ def _read_device(card: kernel_files.DrmCard, device_id: str, target: str, linked
     """Return the device of a card by the kernel's files; a GPU that is not partitioned (SPX) has no partition."""
     product = find_product("amd", card.device_id)
     total_bytes = parse_size_bytes(card.read("mem_info_vram_total"))
+
     # A partition is named by how the card divides its compute units and its memory, such as cpx_nps4.
     compute, memory = clean_text(card.read("current_compute_partition")), card.read("current_memory_partition")
     partition = clean_text(f"{compute}_{memory}").lower() if compute and compute.upper() != "SPX" else ""
+
+    # The name by the kernel, by the table of products, or the number.
     listed_name = product.name if product else clean_text(f"AMD {card.device_id}")
     return NodeDevice(
         id=device_id,
@@ -183,14 +190,18 @@ def _parse_card(card: Mapping[str, Any]) -> NodeDevice | None:
     # _LEAST_BYTES: what the smallest GPU has that serves a model; integrated GPUs usually have less
     if not device_id or (total_bytes or 0) < _LEAST_BYTES:
         return None
+
     # Versions differ in which of these is the name and which a number.
     names = [clean_text(facts.get(key, "")) for key in ("card series", "device name", "card model", "device id")]
+    stated_name = next((name for name in names if name and not name.startswith("0x")), "")
     product = find_product("amd", facts.get("device id", "").strip()) or find_product("amd", names[0])
+
     # The first of these two sensors that states a temperature counts.
     heat = (facts.get(f"temperature (sensor {sensor}) (c)", "") for sensor in ("edge", "junction"))
+
     return NodeDevice(
         id=device_id,
-        product=next((name for name in names if name and not name.startswith("0x")), product.name if product else ""),
+        product=stated_name or (product.name if product else ""),
         architecture=clean_text(facts.get("gfx version", "")) or (product.capability if product else ""),
         memory_bytes=total_bytes,
         free_bytes=subtract_used(total_bytes, parse_rest_bytes(facts.get("vram total used memory (b)", ""))),

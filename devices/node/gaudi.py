@@ -115,19 +115,20 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
         address = clean_text(facts.get("PCI_SLOT_NAME") or read_limited(device / "pci_addr"))
         if not facts.get("PCI_ID", "").lower().startswith(f"{_PCI_VENDOR}:") or not address:
             continue  # another vendor's accelerator, such as the NPU of a notebook
+
+        # Memory and architecture are those of the product that the kernel names.
         kind = clean_text(read_limited(device / "device_type"))
         architecture = name_gaudi_architecture(kind)
         product = find_product("intel-gaudi", architecture)
-        devices.append(
-            NodeDevice(
-                id=address,
-                # The same name whether the tool (HL-225) or the kernel (GAUDI2) states it.
-                product=product.name if product else kind or "Gaudi",
-                architecture=architecture,
-                memory_bytes=product.memory_bytes if product else None,
-                temperature_celsius=kernel_files.read_temperature_celsius(device),
-            )
+        node_device = NodeDevice(
+            id=address,
+            # The same name whether the tool (HL-225) or the kernel (GAUDI2) states it.
+            product=product.name if product else kind or "Gaudi",
+            architecture=architecture,
+            memory_bytes=product.memory_bytes if product else None,
+            temperature_celsius=kernel_files.read_temperature_celsius(device),
         )
+        devices.append(node_device)
     if not devices:
         return None
     driver = kernel_files.read_driver_version(sys, proc, "habanalabs")

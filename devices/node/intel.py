@@ -39,6 +39,7 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
     cards = [card for card in kernel_files.list_cards(sys, _VENDOR_ID) if card.address != _INTEGRATED]
     if not cards:
         return None
+
     devices = tuple(_read_device(card) for card in cards)
     problems = tuple(
         f"the driver {card.driver or 'of no name'} does not state the memory of the graphics card {card.address}: "

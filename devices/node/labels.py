@@ -42,6 +42,7 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
     if not name:
         return None
     product = find_product("nvidia", name)
+
     # The compute capability, such as 9.0, from which the architecture sm_90 follows; "listed" is what the table of
     # products states.
     capability = f"{labels.get('nvidia.com/gpu.compute.major', '')}.{labels.get('nvidia.com/gpu.compute.minor', '')}"
@@ -54,6 +55,8 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
         partition=clean_text(partition),
         memory_bytes=_read_memory_bytes("nvidia", labels) or listed_bytes,
     )
+
+    # The version of the driver is one label, or one for each of its parts.
     parts = [labels.get(f"nvidia.com/cuda.driver.{key}", "") for key in ("major", "minor", "rev")]
     driver = labels.get("nvidia.com/cuda.driver-version.full", "") or ".".join(part for part in parts if part)
     return _build_reading("nvidia", device, parse_number(labels.get("nvidia.com/gpu.count", "")), driver)
@@ -68,6 +71,7 @@ def _read_amd(labels: Labels) -> VendorReading | None:
     device_id = labels.get("amd.com/gpu.device-id", "") or labels.get("beta.amd.com/gpu.device-id", "")
     if not stated_name and not device_id:
         return None
+
     product = find_product("amd", device_id) or find_product("amd", stated_name)
     device = NodeDevice(
         id="",
@@ -75,6 +79,7 @@ def _read_amd(labels: Labels) -> VendorReading | None:
         architecture=product.capability if product else "",
         memory_bytes=_read_memory_bytes("amd", labels) or (product.memory_bytes if product else None),
     )
+
     # The labeller writes each fact twice: amd.com/gpu.vram=64G, and amd.com/gpu.vram.64G=8 for 8 devices with it. The
     # largest of these numbers is the number of devices. _AMD_COUNT matches the second form.
     counts = [parse_number(value) for key, value in labels.items() if _AMD_COUNT.fullmatch(key)]
@@ -120,6 +125,7 @@ def _build_reading(vendor: NodeVendor, device: NodeDevice, count: int | None, dr
             "give the node agent the vendor's tool, or see what the device plugin allocates"
         )
         count = 1
+
     # An id is the product and a number, cut to its last 64 characters, so that the number stays.
     name = device.product.lower().replace(" ", "-")
     # Up to one more than can be reported: `choose_reading` then leaves it out, and reports a problem.

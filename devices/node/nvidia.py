@@ -106,13 +106,17 @@ def parse_partition_memory(text: str) -> dict[tuple[str, int], PartitionMemory]:
     memories: dict[tuple[str, int], PartitionMemory] = {}
     for section in re.split(r"^(?=GPU \S)", text, flags=re.MULTILINE):
         bus_id = re.match(r"GPU (\S{1,32})", section)
+        if bus_id is None:
+            continue  # the lines before the first GPU
         # A line that is indented by four begins a block: that of a partition, or of what follows the last one.
-        for block in re.split(r"^ {4}(?=\S)", section, flags=re.MULTILINE) if bus_id else ():
+        for block in re.split(r"^ {4}(?=\S)", section, flags=re.MULTILINE):
             index = re.search(r"\A *MIG Device\s+Index +: ([0-9]{1,3})$", block, re.MULTILINE)
+
             # Lines indented by twelve below the title state its figures.
             memory = re.search(r"^ +Shared FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
             memory = memory or re.search(r"^ +FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
-            if bus_id and index and memory:
+
+            if index and memory:
                 values = dict(re.findall(r"^ +(Total|Free) +: (.{1,32})$", memory[1], re.MULTILINE))
                 sizes = parse_size_bytes(values.get("Total", ""), MIB), parse_rest_bytes(values.get("Free", ""), MIB)
                 memories[bus_id[1], int(index[1])] = sizes
@@ -129,12 +133,15 @@ def parse_links(text: str) -> dict[int, list[int]]:
     header = next((cells for cells in lines if len(cells) > 1 and cells[1].strip() == "GPU0"), None)
     if header is None:
         return {}
+
     links: dict[int, list[int]] = {}
     for cells in lines:
         # None: the row is of something else, such as a network card, or a legend
         source = _parse_gpu_index(cells[0])
         if source is None or cells is header:
             continue
+
+        # The GPUs in whose column the row says NV and a number.
         targets = [
             target
             for name, link in zip(header[1:], cells[1:], strict=False)
@@ -158,6 +165,7 @@ def list_devices(
         memory: the memory of each partition, by the bus id of its GPU and its index there.
         links: the indices of the GPUs that a GPU reaches by NVLink, by its own index.
     """
+    # The id of each GPU, by the index that links name.
     ids = {gpu.number: gpu.device.id for gpu in gpus}
     devices: list[NodeDevice] = []
     for gpu in gpus:
@@ -165,18 +173,19 @@ def list_devices(
         if gpu.is_partitioned:
             for partition in partitions.get(gpu.device.id, ()):
                 memory_bytes, free_bytes = memory.get((gpu.bus_id, partition.number), (None, None))
-                devices.append(
-                    replace(
-                        gpu.device,
-                        id=partition.id,
-                        partition=partition.profile,
-                        memory_bytes=memory_bytes,
-                        free_bytes=free_bytes,
-                        # A GPU with MIG states none, and its temperature is that of all partitions.
-                        utilization_percent=None,
-                    )
+                device = replace(
+                    gpu.device,
+                    id=partition.id,
+                    partition=partition.profile,
+                    memory_bytes=memory_bytes,
+                    free_bytes=free_bytes,
+                    # A GPU with MIG states none, and its temperature is that of all partitions.
+                    utilization_percent=None,
                 )
+                devices.append(device)
             continue
+
+        # Without MIG, the GPU is the device.
         reached = [ids[link] for link in links.get(gpu.number, ()) if link in ids and link != gpu.number]
         devices.append(replace(gpu.device, links=reached[:_MOST_LINKS]))
     return tuple(devices)
@@ -200,6 +209,7 @@ def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
     name = clean_text(cells.get("name", ""))
     if number is None or not 0 <= number < _MOST_GPUS or not device_id or not name:
         return None
+
     memory_bytes = parse_size_bytes(cells.get("memory.total", ""), MIB)
     device = NodeDevice(
         id=device_id,
@@ -210,6 +220,7 @@ def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
         utilization_percent=parse_percent(cells.get("utilization.gpu", "")),
         temperature_celsius=parse_celsius(cells.get("temperature.gpu", "")),
     )
+
     return NvidiaGpu(
         number,
         bus_id,
@@ -243,12 +254,15 @@ def read_nvidia() -> VendorReading | None:
         return None
     gpus, problem = _query_gpus(program)
     problems = [f"nvidia-smi {problem}"] if problem else []
+
+    # Partitions by the id of their GPU, and memory by the bus id of the GPU and the index in it.
     partitions: dict[str, list[Partition]] = {}
     memory: dict[tuple[str, int], PartitionMemory] = {}
     if any(gpu.is_partitioned for gpu in gpus):
         partitions = parse_partitions(run_tool(program, "-L").text)
         memory = parse_partition_memory(run_tool(program, "-q").text)
         problems += _find_unused_gpus(gpus, partitions)
+
     links = _find_links(program, gpus)
     return VendorReading(
         vendor="nvidia",
@@ -274,6 +288,8 @@ def _query_gpus(program: str) -> tuple[list[NvidiaGpu], str]:
         if refused not in fields:
             break
         _refused_fields.add(refused)
+
+    # Output without GPUs is a problem, too.
     gpus = list(parse_gpus(answer.text, fields))
     if answer.problem or gpus:
         return gpus, answer.problem

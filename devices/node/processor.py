@@ -37,12 +37,15 @@ def parse_processor(text: str, architecture: str) -> NodeFitnessStatus:
     """
     flags_line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)  # that of the first processor
     flags = set(flags_line[1].split()) if flags_line else set()
+
+    # Count the cores: the pairs of package and core.
     threads = len(re.findall(r"^processor\s*:\s*[0-9]+\s*$", text, re.MULTILINE))
     packages = re.findall(r"^physical id\s*:\s*([0-9]+)\s*$", text, re.MULTILINE)
     core_ids = re.findall(r"^core id\s*:\s*([0-9]+)\s*$", text, re.MULTILINE)
     # Both lines are in each entry, or in none; ARM kernels and some hypervisors have none.
     states_cores = len(packages) == len(core_ids) == threads
     cores = len(set(zip(packages, core_ids, strict=True))) if states_cores else threads
+
     # _FEATURES: the instructions by which engines choose their code
     return NodeFitnessStatus(
         processor=clean_text(parse_cpuinfo(text) or ""),

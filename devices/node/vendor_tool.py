@@ -46,6 +46,8 @@ def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SE
         return ToolAnswer(problem="still hangs since an earlier probe, and is not started again before it ends")
     _hung.pop(program, None)
     _reap_children()
+
+    # Start the tool.
     try:
         process = subprocess.Popen(
             (program, *arguments),
@@ -57,6 +59,8 @@ def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SE
         )
     except OSError as error:
         return ToolAnswer(problem=f"could not be started: {clean_text(str(error))}")
+
+    # Read what it prints, within the limits.
     assert process.stdout is not None  # noqa: S101 - it is a pipe
     with process.stdout:
         output = _read_bounded(process.stdout, time.monotonic() + timeout_seconds)
@@ -66,6 +70,7 @@ def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SE
     if len(output) > MOST_OUTPUT_BYTES:
         _kill(program, process)
         return ToolAnswer(problem=f"printed more than {MOST_OUTPUT_BYTES >> 20} MiB")
+
     return _finish_run(program, process, output.decode(errors="replace"))
 
 
@@ -101,6 +106,7 @@ def _read_bounded(stream: IO[bytes], deadline: float) -> bytes | None:
             # select returns nothing if the deadline comes before further output.
             if not selector.select(max(deadline - time.monotonic(), 0)):
                 return None
+
             chunk = os.read(stream.fileno(), 1 << 16)
             if not chunk:
                 break
