@@ -41,12 +41,14 @@ class CorrectionTable:
     def put(self, model_hash: str, ratios: tuple[MeasuredRatio, ...] = ()) -> None:
         """Replace the measurements of a model; without `ratios`, remove them.
 
+        Each of `ratios` is a pair: the namespace of the measurement, and the measured beside the estimated speed.
+
         1. Sort the ratios by scope: those of no namespace or the controller's correct all namespaces, as only
            administrators state or measure them; those of another namespace correct only that one.
         2. Store them in each scope where they differ, and forget the corrections learned from the former ones.
         3. Call the listeners with the changed scopes, if there are any.
         """
-        # 1. Sort by scope.
+        # 1. Sort by scope: a namespace, or ALL_NAMESPACES, which is the empty one.
         by_scope: dict[str, tuple[SpeedRatio, ...]] = {}
         for namespace, ratio in ratios:
             scope = ALL_NAMESPACES if namespace == CONTROLLER_NAMESPACE else namespace

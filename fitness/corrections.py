@@ -72,7 +72,7 @@ NO_CORRECTIONS: Final = Corrections({}, {})
 
 
 def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
-    """Learn the correction of each device class and vendor, with each engine.
+    """Learn the correction, a factor for estimated speeds, of each device class and vendor, with each engine.
 
     1. Take the logarithm of measured by estimated speed, so that twice as fast and half as fast weigh the same. Ratios
        that are implausible are left out.
@@ -116,8 +116,10 @@ def _learn_vendor(classes: list[list[float]]) -> Correction:
     medians = [statistics.median(logs) for logs in classes]
     # _VENDOR_WEIGHT: number of classes that count as much as the ratio 1.
     measured_weight = len(medians) / (len(medians) + _VENDOR_WEIGHT)
+
     between_classes = _estimate_deviation(medians, assumed=_VENDOR_SPREAD)
     within_class = statistics.median(_estimate_deviation(logs, assumed=_CLASS_SPREAD) for logs in classes)
+
     # The other part of the weight belongs to the ratio 1, whose logarithm is 0.
     ratio = _limit_factor(measured_weight * statistics.median(medians))
     spread = max(_VENDOR_SPREAD, math.hypot(between_classes, within_class))

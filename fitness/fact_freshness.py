@@ -42,6 +42,7 @@ class FactFreshness:
         if not observed_at:
             self._reports.pop(name, None)
             return None
+
         report = self._reports.get(name)
         if report is None:
             # The first one of this reporter, which may be old.

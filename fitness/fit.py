@@ -96,6 +96,8 @@ def assess_fit(
     free_bytes = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
     if free_bytes is None:
         return None
+
+    # The level now, and the memory that is needed.
     need = _grade_need(workload, options, devices, free_bytes)
     if need is None:
         return None
@@ -182,10 +184,14 @@ def _grade_need(
     memory = estimate_pod(workload, options, count)
     if memory is None:
         return None
+
     # Without devices, all memory is that of the container or host.
     needed = memory.container_bytes if memory.device_bytes_each is None else memory.device_bytes_each
+
+    # The engine may be unable to serve these weights on such devices, however much is free.
     if refuse_devices(workload, devices) is not None:
         return _GradedNeed(level="too_tight", needed_bytes=needed)
+
     # An engine may refuse to start unless a part of each device is free, even if the model takes less.
     least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
     if needed <= free_bytes < least:
@@ -222,11 +228,14 @@ def describe_shortfall(
     count, refused = _count_pod_devices(devices), refuse_devices(workload, devices)
     if refused is not None:
         return refused
+
     prefix = "each of " if count > 1 else ""
     words = (
         f"needs {size_text(needed_bytes)}, {size_text(free_bytes)} free on {prefix}{devices.device_class}: "
         f"short {size_text(needed_bytes - free_bytes)}"
     )
+
+    # The way out: wait for free memory, or change the service.
     if devices.memory_bytes is not None and devices.memory_bytes >= needed_bytes:
         return f"{words}; it would fit if nothing else used the {size_text(devices.memory_bytes)} there"
     return f"{words}; {way_out(workload, options, free_bytes, count)}"

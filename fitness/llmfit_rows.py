@@ -28,7 +28,7 @@ def describe_system(machine: MachineFacts) -> dict[str, Any]:
 def build_row(
     fit: Fit, runtime: str, context_length: int, parameters: int | None, *, is_moe: bool, **names: str
 ) -> dict[str, Any]:
-    """Return a model with its fit on one machine.
+    """Return a model with its fit on one machine, as a row of llmfit, a peer program.
 
     Args:
         fit: the fit.
@@ -38,12 +38,16 @@ def build_row(
         is_moe: it has experts.
         names: name, title and source of the model, and other names that the row has.
     """
-    speed = fit.speed
+    # llmfit's name and label of the run mode.
     mode, mode_label = _RUN_MODES[fit.run_mode]
     billions = None if parameters is None else round(parameters / _GIGA, 2)
+
+    # How fast, and whether that was measured here; None: unknown.
+    speed = fit.speed
     is_measured = speed is not None and speed.method == "measured"
     confidence = "measured_local" if is_measured else "estimated"
     expected = round(speed.generation.expected, 1) if speed else None
+
     return {
         **names,
         "parameter_count": "" if billions is None else f"{billions:g}B",

@@ -61,8 +61,11 @@ def describe_node_machine(
     alike = groupby(sorted(devices, key=_group_key), key=_group_key)
     groups = [_describe_group(vendor, list(members)) for _, members in alike]
     groups.sort(key=lambda device: device.vram_gb or 0, reverse=True)
+
+    # The largest group stands for the machine where only one device is named.
     largest = groups[0] if groups else None
     processor = "CPU (x86)" if stated.architecture in _X86 else "CPU (ARM)"
+
     return MachineFacts(
         total_ram_gb=to_gib(stated.memory_bytes),
         available_ram_gb=to_gib(free_bytes),

@@ -98,6 +98,7 @@ def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
     parts = memory.estimate_parts(workload.layout, options)
     if parts is None:
         return None
+
     draft = memory.estimate_parts(workload.draft, options) if workload.draft else None
     if draft is not None:
         # The draft runs in the same process, so the memory of the engine itself is counted once.
@@ -145,12 +146,16 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
     if not devices:
         estimated = estimate(workload, options)
         return PodMemory(estimated) if estimated else None
+
+    # The engine's formulas for the model and its draft, which proposes tokens; None: the layout is unknown, or has no
+    # formula.
     memory = find_runtime(workload.runtime).memory
     parts = memory.estimate_device_parts(workload.layout, options, devices) if workload.layout else None
     draft_parts = memory.estimate_device_parts(workload.draft, options, devices) if workload.draft else None
 
     # 1. The headers of the model and of its draft, if it has one, tell enough: estimate container and devices.
     if parts is not None and (draft_parts is not None or workload.draft is None):
+        # The parts of the draft are counted beside those of the model, but those of the engine itself only once.
         container = Estimate(parts.container)
         device = Estimate(parts.device._replace(further_bytes=workload.further_bytes))
         if draft_parts is not None:
@@ -185,6 +190,7 @@ def _size_devices(
     estimated_bytes = device.total_bytes if device else 0
     stated_share = divide_up(stated_bytes or 0, parts.devices)
     held_bytes = max(estimated_bytes, stated_share)
+
     # What is held must fit into the share that the engine uses. What no program gets is added.
     device_bytes_each = divide_up(held_bytes * 1000, parts.used_permille) + _UNUSABLE_DEVICE_BYTES
     # None: the estimate decides.
@@ -259,6 +265,8 @@ def find_largest_context(workload: Workload, options: ServingOptions, limit_byte
     fewest, most = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_length - 1) // _CONTEXT_STEP
     if most < fewest or not fits(fewest):
         return None
+
+    # `fewest` fits; the longest context that does is between it and `most`.
     while fewest < most:
         middle = (fewest + most + 1) // 2
         fewest, most = (middle, most) if fits(middle) else (fewest, middle - 1)
@@ -291,6 +299,7 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
     more_devices = [f"a hardware.count of {count}"] if count else []
     if context is not None:
         return f"{' or '.join([f'a contextLength of {context}', *more_devices])} would fit"
+
     needed = _compute_need(workload, options, devices)
     if workload.layout is None or needed is None:
         return "lower contextLength or parallel, or use a smaller quantization"
@@ -335,6 +344,7 @@ def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_byte
     stated = estimate_pod(workload._replace(layout=None, draft=None), options, devices)
     if stated is None or stated.device_bytes_each is None or stated.device_bytes_each <= limit_bytes:
         return None
+
     count = _find_enough_devices(workload, options, limit_bytes, devices)
     more_devices = f"a hardware.count of {count}" if count else ""
 
@@ -351,8 +361,10 @@ def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_byte
         return f"{more_devices} would fit; or {remove}" if more_devices else remove
 
     # 2. Else less memory has to be stated: in proportion to the devices, in whole MiB, because a person copies it.
-    usable, needed = limit_bytes - _UNUSABLE_DEVICE_BYTES, stated.device_bytes_each - _UNUSABLE_DEVICE_BYTES
+    usable = limit_bytes - _UNUSABLE_DEVICE_BYTES
+    needed = stated.device_bytes_each - _UNUSABLE_DEVICE_BYTES
     most_stated_bytes = usable * workload.stated_bytes // needed // MIB * MIB
+
     if most_stated_bytes <= 0:
         return "use a smaller model, or more or larger devices"
     fits = f"{more_devices} or " if more_devices else ""

@@ -162,8 +162,9 @@ def put_record(
     size = sum(_count_bytes(name, value) for name, value in kept.items())
     if size <= most_bytes:
         return StoredData(kept)
+
     dropped = list[str]()
-    # Damaged values have no time, so they come before the oldest.
+    # Drop other measurements until there is room. Damaged values have no time, so they come before the oldest.
     for name in sorted(kept.keys() - {new_name}, key=lambda name: (_read_measured_at(name, kept[name]), name)):
         size -= _count_bytes(name, kept.pop(name))
         dropped.append(name)
@@ -314,15 +315,19 @@ def follow_measurements(store: Store) -> PerformanceTable:
         metadata = versions[0]["metadata"]
         if resource != CONFIG_MAPS or metadata.get("namespace") != CONTROLLER_NAMESPACE:
             return
+
+        # Update the table.
         if new is None:
             table.remove(metadata["name"])
         else:
             for damaged in table.update(new):
                 log.warning("measurement_damaged", problem=str(damaged)[:_MOST_MESSAGE])
+
         # By a changed label, a ConfigMap may become that of its model, or of none (an empty hash): both are reported.
         for model_hash in {find_model_hash(obj) for obj in versions}:
             table.report_change(model_hash)
 
+    # Take what the store has already, then each change.
     for obj in store.list(CONFIG_MAPS):
         take_change(CONFIG_MAPS, None, obj)
     store.subscribe(take_change)
@@ -365,6 +370,7 @@ def build_flexinfer_export(table: PerformanceTable, most_bytes: int = MOST_BYTES
     """
     # Rows of model hash, device class and record.
     newest_first = sorted(table.list_shared(), key=lambda row: (row[2].measured_at, row[0], row[1]), reverse=True)
+
     data, dropped, size = dict[str, str](), list[str](), 0
     for model_hash, device_class, record in newest_first:
         name = f"{model_hash}-{device_class}"

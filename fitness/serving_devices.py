@@ -73,6 +73,7 @@ def describe_devices(
         elif partition:
             # It is unknown how large a part of the device the partition is.
             bandwidth = None
+
     return ServingDevices(
         vendor=vendor,
         device_class=name_device_class(vendor, product, count, partition),

@@ -173,7 +173,8 @@ def build_measured_speed(performance: MeasuredPerformance, run_mode: RunMode) ->
     expected, prompt = performance.tokens_per_second, performance.prompt_tokens_per_second
     rates, largest_factor = [*performance.runs, expected], math.sqrt(_LARGEST_RATIO)
     # Each end is at most the root of _LARGEST_RATIO away, so the ends are at most _LARGEST_RATIO apart.
-    low, high = max(min(rates), expected / largest_factor), min(max(rates), expected * largest_factor)
+    low = max(min(rates), expected / largest_factor)
+    high = min(max(rates), expected * largest_factor)
     return SpeedEstimate(
         generation=SpeedRange(low=low, expected=expected, high=high),
         prompt=SpeedRange(low=prompt, expected=prompt, high=prompt) if prompt else None,
@@ -203,9 +204,12 @@ def _compute_token_seconds(reads: _TokenReads, runtime: str, devices: ServingDev
     bandwidth, prior = devices.bandwidth_bytes_per_second, find_runtime(runtime).speed_priors.get(devices.vendor)
     if not bandwidth or prior is None:
         return None
+
     # With experts, what is read of each is small and scattered, which is slower (_EXPERTS_EFFICIENCY).
     bytes_per_second = bandwidth * prior.efficiency * (_EXPERTS_EFFICIENCY if reads.active_share < 1 else 1.0)
+    # Each layer takes `layer_ms` beside the reading.
     layers_seconds = reads.layers * prior.layer_ms / 1000
+
     if find_run_mode(devices) == "accelerator":
         family = find_family(devices.vendor, devices.product)
         # Some old architectures unpack quantized weights more slowly than they read them.
@@ -218,6 +222,7 @@ def _compute_token_seconds(reads: _TokenReads, runtime: str, devices: ServingDev
     elif devices.cores:
         # On a processor, the slower of memory and cores decides.
         bytes_per_second = min(bytes_per_second, devices.cores * _CORE_BYTES_PER_SECOND)
+
     return (reads.weights_bytes + reads.cache_bytes) / bytes_per_second + layers_seconds
 
 

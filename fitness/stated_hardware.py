@@ -79,6 +79,8 @@ class DeviceHardware(NamedTuple):
                 bandwidth_bytes_per_second=self.processor_bandwidth_bytes_per_second,
                 cores=self.cores or 0,
             )
+
+        # Devices: those of the product, with the least of the sizes that the node states.
         known_sizes = [size for size in self.memory_bytes if size is not None]
         devices = describe_devices(
             self.vendor,
@@ -96,11 +98,10 @@ class DeviceHardware(NamedTuple):
         So nodes that are alike compare equal and share their estimates: to estimate all models for each node takes
         seconds.
         """
+        bandwidth = self.processor_bandwidth_bytes_per_second
         return self._replace(
             node_memory_bytes=_round_down(self.node_memory_bytes, GIB),
-            processor_bandwidth_bytes_per_second=_round_down(
-                self.processor_bandwidth_bytes_per_second, _BANDWIDTH_STEP
-            ),
+            processor_bandwidth_bytes_per_second=_round_down(bandwidth, _BANDWIDTH_STEP),
         )
 
 
@@ -162,6 +163,7 @@ def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
         has_product, has_memory = labels.get(vendor.product_label or ""), labels.get(vendor.memory_label or "")
         if not has_product and not has_memory:
             continue
+
         product, partition = read_product(vendor, labels)
         mib = read_device_mib(name, vendor, labels)
         hardware = DeviceHardware(

@@ -37,10 +37,13 @@ def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     pooling = find_last_value(demand.options.extra_args, {"--pooling"})
     if mode == "rerank" and pooling not in {None, "rank"}:
         return f"--pooling {pooling} in extraArgs turns mode rerank off: remove it"
+
     # _TEXT_POOLING: mean, cls and last, each of which makes one vector of a text.
     is_pooling_stated = mode == "embeddings" and pooling in _TEXT_POOLING
     if not made_for or mode in made_for or is_pooling_stated:
         return None
+
+    # The weights are not made for this mode: name those for which they are, and that the engine has.
     modes = " or ".join(fitting for fitting in _MODES if fitting in made_for and fitting in runtime.modes)
     way_out = f"set mode to {modes}, or name a Model for {mode}" if modes else f"name a Model for {mode}"
     if mode == "chat":
@@ -68,6 +71,8 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     options, block = demand.options, runtime.cache_block_size
     if block == 1:  # the engine itself says which heads it can cache
         return None
+
+    # 1. Quantized values need flash attention.
     is_flash_off = find_last_value(options.extra_args, {"-fa", "--flash-attn"}) in _OFF
     # _WHOLE_TYPES: f32, f16 and bf16, which have no blocks.
     if is_flash_off and options.cache_type_v not in _WHOLE_TYPES:
@@ -75,7 +80,9 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
             f"cacheTypeV {options.cache_type_v} needs flash attention, which extraArgs turn off: set cacheTypeV to "
             "f16, or remove -fa off"
         )
-    # A draft, which speculates for the model, has a cache of the same types.
+
+    # 2. Blocks must divide the heads of the model, and of a draft, which speculates for it with a cache of the same
+    # types.
     drafts = [("the draft", header) for role, header in demand.companion_headers if role == "draft"]
     for owner, header in [("the model", demand.header), *drafts]:
         heads = (
@@ -93,13 +100,20 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_companions(_runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return why a GGUF file is not the model, projector, draft or adapter that the service takes it for, or None."""
+    """Return why a GGUF file is not the model, projector, draft or adapter that the service takes it for, or None.
+
+    The companions of a model are the further files that its engine loads: a projector for pictures or sound, a draft
+    that proposes tokens, and adapters.
+    """
     if demand.format != "gguf":
         return None
+
+    # The model itself.
     architecture = demand.header.architecture
     # _PROJECTOR (clip): a file that turns pictures or sound into embeddings of a model.
     if architecture == _PROJECTOR:
         return "the weights are a projector, not a model: name them in projectorModelRef of a service of their model"
+
     # An empty architecture is not known.
     for role, header in demand.companion_headers:
         if role == "projector" and header.architecture not in {"", _PROJECTOR}:

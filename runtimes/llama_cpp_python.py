@@ -47,9 +47,11 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
         rendered += ["--api-key-file", listen.api_key_file]
     if serving.on_device:
         rendered += ["--n_gpu_layers", _ALL_LAYERS]
+
     # By default, a request cancels the previous request; all logits of a whole context are kept, which takes gigabytes
     # with a large vocabulary; and the weights are locked into memory if the system allows it.
     rendered += ["--interrupt_requests", "false", "--logits_all", "false", "--use_mlock", "false", "--cache", "false"]
+
     if options.mode == "embeddings":
         # A text is embedded in one batch.
         size = str(options.context_length)
@@ -58,6 +60,7 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
         rendered += ["--type_k", str(_CACHE_TYPES[options.cache_type_k])]
         # Quantized values need flash attention, which this server, unlike llama-server, does not turn on by itself.
         rendered += ["--type_v", str(_CACHE_TYPES[options.cache_type_v]), "--flash_attn", "true"]
+
     for adapter in serving.adapters:
         rendered += ["--lora_path", adapter.path]
     return [*rendered, *options.extra_args]

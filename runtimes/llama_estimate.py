@@ -99,10 +99,14 @@ class LlamaMemory(EngineMemory):
             cells = cache_tokens
             if layers.window is not None and not has_whole_windows:
                 cells = _pad_tokens(min(cache_tokens, layers.window * slots_per_cache + batch))
-            cache_bytes += layers.count * (cells * caches * token_bytes(layers, options) + slots * layers.state_bytes)
+
+            cell_bytes = token_bytes(layers, options)
+            cache_bytes += layers.count * (cells * caches * cell_bytes + slots * layers.state_bytes)
+
+            # A checkpoint has the state, and the cells of the window and one batch.
             if cells < cache_tokens or layers.state_bytes:
                 kept_tokens = min(cells, layers.window + batch) if layers.window is not None else 0
-                checkpoint_bytes += layers.count * (kept_tokens * token_bytes(layers, options) + layers.state_bytes)
+                checkpoint_bytes += layers.count * (kept_tokens * cell_bytes + layers.state_bytes)
 
         return Parts(
             weights_bytes=layout.tensor_bytes,
@@ -122,12 +126,15 @@ class LlamaMemory(EngineMemory):
         read on the processor. The other weights are mapped from their file, copied to the devices and unmapped, so
         their pages are the file's, and a node that needs their memory drops them.
         """
+        # With `--split-mode none`, one device has everything.
         if find_last_value(options.extra_args, _SPLIT_ARGUMENTS) == "none":
             devices = 1
+
         whole = self.estimate_parts(layout, options)
         embedding_bytes = min(layout.tensor_bytes, layout.vocabulary_size * layout.embedding_size * _EMBEDDING_BYTES)
         # The share of a single device has the output already.
         output_bytes = embedding_bytes if devices > 1 else 0
+
         # If the user states how many layers the devices get, any part of weights and cache may stay in the container.
         is_partial = find_last_value(options.extra_args, _LAYER_ARGUMENTS) is not None
         container = Parts(
@@ -138,6 +145,7 @@ class LlamaMemory(EngineMemory):
             compute_bytes=options.parallel * layout.vocabulary_size * _F32_BYTES,
             engine_bytes=whole.engine_bytes + _DRIVER_BYTES,
         )
+
         device = Parts(
             weights_bytes=min(layout.tensor_bytes, _split_bytes(layout, layout.tensor_bytes, devices) + output_bytes),
             cache_bytes=_split_bytes(layout, whole.cache_bytes, devices),
@@ -172,18 +180,23 @@ def _compute_bytes(layout: Layout, options: ServingOptions, cache_tokens: int, b
     # Only layers that attend have keys.
     attending = [layers for layers in layout.layers if layers.key_elements]
     cached_elements = max((layers.key_elements + layers.value_elements for layers in attending), default=0)
+
+    # The widest layer: either its feed-forward part or its attention counts, whichever is wider.
     feed_forward = 3 * layout.feed_forward_size
     if layout.embedding_size * layout.expert_outputs > 2 * layout.feed_forward_size:
         # The output of the experts is wider than their input, and does not fit into the buffer that the input frees.
         feed_forward += layout.embedding_size * layout.expert_outputs
     attention = 3 * layout.attention_size + cached_elements
     layer_elements = 5 * layout.embedding_size + max(feed_forward, attention)
+
     whole_context = cache_tokens if attending else 0
     # A mask has an element for each token that a token may attend to: one for the whole context, one for each window.
     windows = {layers.window for layers in attending if layers.window}
     mask_elements = whole_context + sum(_pad_tokens(min(cache_tokens, window + batch)) for window in windows)
+
     outputs = options.parallel if options.mode == "chat" else batch  # tokens of which logits are computed
     logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
+
     if has_flash:
         return batch * (layer_elements * _F32_BYTES + mask_elements * _F16_BYTES) + logits
     score_elements = layout.head_count * whole_context

@@ -199,21 +199,26 @@ def parse(argv: Sequence[str]) -> Any:
     # Web pages of this machine may see that a key is required; no other page sees anything.
     parameters.cors_origins, parameters.cors_origins_explicit = "localhost", True
     parameters.cors_credentials = False
+
     # The environment may state how weights are loaded, such as mmap or mlock.
     if stated := os.environ.get(_LOAD_MODE_VARIABLE):
         parameters.load_mode = _LOAD_MODE(stated)
+
+    # Names and values come from one iterator, from which each name takes its value.
     remaining = iter(argv)
     for name in remaining:
         # A _Switch takes no value; a _Value has the function that reads its value.
         option = ARGUMENTS.get(name)
         if option is None:
             raise ArgumentError(f"invalid argument: {name}")
+
         # An argument without a value sets a fixed one, and may set the pooling, too.
         if isinstance(option, _Switch):
             _set_field(parameters, option.field, option.value)
             if option.pooling is not None:
                 _set_field(parameters, "pooling_type", option.pooling)
             continue
+
         text = next(remaining, None)
         if text is None:
             raise ArgumentError(f"expected value for argument {name}")
@@ -221,6 +226,7 @@ def parse(argv: Sequence[str]) -> Any:
             _set_field(parameters, option.field, option.read(text))
         except (ValueError, OverflowError) as error:
             raise ArgumentError(f"argument {name}: {error}") from error
+
     if not parameters.model.path:
         # Without a model, llama-server becomes a router that is healthy and serves nothing.
         raise ArgumentError("--model is required")
@@ -241,8 +247,10 @@ def main(argv: Sequence[str]) -> int:
     except ArgumentError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
+
     # No Python handler can run while the wheel loads a model; SIG_DFL lets SIGINT end the process, as in llama-server.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     try:
         server = xllamacpp.Server(parameters)
     except RuntimeError as error:

@@ -96,13 +96,16 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     rendered += ["-c", str(options.context_length * options.parallel), "-np", str(options.parallel)]
     if serving.on_device:
         rendered += ["-ngl", _ALL_LAYERS]
+
     # Adjust no argument to the memory of the device.
     rendered += ["--fit", "off"]
     if listen.api_key_file is not None:
         rendered += ["--api-key-file", listen.api_key_file]
+
     rendered += _render_mode(options)
     rendered += _render_memory(options)
     rendered += _render_companions(serving)
+
     # The ping makes the server notice within a second that a streaming client is gone, or that it must stop.
     rendered += ["--metrics", "--no-webui", "--offline", "--sse-ping-interval", "1"]
     # The slots show what others have asked.
@@ -158,6 +161,8 @@ def find_command(environment: Mapping[str, str] = os.environ) -> list[str] | Non
     stated = environment.get("LLAMA_SERVER_BIN")
     if stated:
         return [stated]
+
+    # The server in the wheel, the binary, or the newer of both.
     wheel = [*PYTHON, "runtimes.llama_launcher"] if importlib.util.find_spec("xllamacpp") else None
     program = tools.find_program("llama-server", environment)
     if program is None:

@@ -40,6 +40,7 @@ class MlxMemory(EngineMemory):
         """
         if any(layers.state_bytes or (layers.key_elements and not layers.value_elements) for layers in layout.layers):
             return None
+
         # A cache grows by _STEP tokens at a time.
         context = divide_up(options.context_length, _STEP) * _STEP
         slot_bytes, bits = 0, _CACHE_BITS.get(options.cache_type_k, _CACHE_BITS["f16"])
@@ -49,6 +50,7 @@ class MlxMemory(EngineMemory):
             elements = tokens * (layers.key_elements + layers.value_elements)
             # `bits` are those of two elements, hence the division by 2 * 8.
             slot_bytes += layers.count * (elements * bits // 16 + layers.state_bytes)
+
         return Parts(
             weights_bytes=layout.tensor_bytes,
             cache_bytes=slot_bytes * options.parallel,

@@ -121,9 +121,12 @@ def check_numbers(request: Any) -> None:
             raise ValueError(f"{field} must be at most {_MOST_CONTEXT}")
     if request.xtc_threshold > _MOST_XTC_THRESHOLD:
         raise ValueError(f"xtc_threshold must be at most {_MOST_XTC_THRESHOLD}")
+
     # Python takes True for the number 1.
     if request.top_logprobs is True:
         raise ValueError("top_logprobs must be a number")
+
+    # These depend on the size of the vocabulary.
     if request.top_k or request.logit_bias:
         size = _count_tokens(request.response_generator.model_provider)
         if request.top_k >= size:

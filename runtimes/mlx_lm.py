@@ -48,10 +48,12 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     if listen.api_key_file is not None:
         rendered += ["--api-key-file", listen.api_key_file]
     rendered += ["--decode-concurrency", parallel, "--prompt-concurrency", parallel]
+
     # For requests that set no limit; mlx_lm's own default of 512 would cut answers short.
     rendered += ["--max-tokens", str(options.context_length)]
     # One finished conversation for each slot, so that its next turn reuses the cache.
     rendered += ["--prompt-cache-size", parallel]
+
     bits = _KV_BITS.get(options.cache_type_k)
     if bits is not None:
         rendered += ["--kv-bits", str(bits), "--quantized-kv-start", "0"]
@@ -64,6 +66,7 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     if options.chat_template is not None:
         # As one argument, because a template may begin with a dash.
         rendered += [f"--chat-template={options.chat_template}"]
+
     # At level DEBUG the server would log prompts.
     return [*rendered, "--log-level", "INFO", *options.extra_args]
 

@@ -111,6 +111,7 @@ class Ollama:
         """True once the content of our models that were added before this process started is known."""
         # Always on loopback: an Ollama on another machine does not use the memory of this machine.
         self.url = f"http://{LOOPBACK}:{_read_port(environment.get('OLLAMA_HOST', ''))}"
+        # Opened by the first call that needs one, and closed by `close`.
         self._session: aiohttp.ClientSession | None = None
         self._client: ollama.AsyncClient | None = None
         # Errors of Ollama's client library; known once `_get_client` has imported it.
@@ -151,6 +152,7 @@ class Ollama:
         parameters = {"num_ctx": serving.options.context_length}
         base = serving.model.removeprefix(_LIBRARY) if scheme_of(serving.model) == "ollama" else None
         with self._translate_errors(f"create {name}"):
+            # Names as Ollama stores them, by the full name, by which it compares them.
             stored_names = {full_name(model.name): model.name for model in await self._list_models("/api/tags")}
             if full_name(name) in stored_names:
                 return
@@ -182,9 +184,11 @@ class Ollama:
         content = await self._read_content(name)
         self._contents[name] = _KnownContent(manifest_digest="", content=content)
         await self._refuse_to_evict(name, content)
+
         client = await self._get_client()
         with self._translate_errors(f"load {name}"):
             await client.generate(name, keep_alive=_KEEP_FOR_EVER)
+
             own_content = self.identify_content(name)  # `list_loaded` may read it again
             loaded_contents = {self.identify_content(loaded) for loaded, _ in await self.list_loaded()}
             if own_content not in loaded_contents:
@@ -253,12 +257,16 @@ class Ollama:
             # Only another model with the same weights matters.
             if other == name or known is None or not has_same_weights:
                 continue
+
+            # Models of other names than ours are the owner's.
             if not other.startswith(_OUR_PREFIXES):
                 raise DaemonError(
                     "OwnersModelLoaded",
                     f"the owner of this host has loaded {other}, and Ollama keeps the same weights in memory only "
                     f"once: unload it, for example by `ollama stop {other}`",
                 )
+
+            # Ours, with the same settings, need no reload.
             if known.content != content:
                 raise DaemonError(
                     "SameWeightsLoaded",
@@ -274,10 +282,12 @@ class Ollama:
         names = {model.name for model in models}
         for name in [name for name in self._contents if name not in names and not name.startswith(_OUR_PREFIXES)]:
             del self._contents[name]
+
         if not self._knows_earlier_models and any(name.startswith(_OUR_PREFIXES) for name in names):
             stored = await self._list_models("/api/tags")
             models = [*models, *(model for model in stored if model.name.startswith(_OUR_PREFIXES))]
             self._knows_earlier_models = True
+
         # An equal digest of the manifest means equal content.
         for model in models:
             known = self._contents.get(model.name)
@@ -291,12 +301,12 @@ class Ollama:
         If Ollama does not show the model or its files, its name takes the place of their digests.
         """
         with self._translate_errors(f"show {name}"):
-            async with self._get_session().post(
-                f"{self.url}/api/show", json={"model": name}, timeout=_QUERY_TIMEOUT
-            ) as response:
+            request = self._get_session().post(f"{self.url}/api/show", json={"model": name}, timeout=_QUERY_TIMEOUT)
+            async with request as response:
                 answer = await response.read()
                 if response.status != HTTPStatus.OK:
                     return _Content((name,))
+
         try:
             modelfile = msgspec.json.decode(answer, type=_Shown).modelfile
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -353,7 +363,10 @@ class Ollama:
 
     @contextlib.contextmanager
     def _translate_errors(self, what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
-        """Raise every error of the block as a DaemonError; `what` ends its message: "Ollama did not ..."."""
+        """Raise every error of the block as a DaemonError; `what` ends its message: "Ollama did not ...".
+
+        If `absent_is_fine`, a model that Ollama does not have is no error.
+        """
         try:
             yield
         except DaemonError:
@@ -450,7 +463,9 @@ async def prepare_model(model: PodModel, on_progress: OnProgress, on_failure: Ca
     name = model.name
     options = ServingOptions(context_length=model.context_length)
     serving = Serving(service=name, model=model.source, options=options)
+    # The daemon of this pod.
     daemon = Ollama({"OLLAMA_HOST": f"{LOOPBACK}:{model.port}"}, model.allowed_networks)
+
     failures = 0
     try:
         while True:

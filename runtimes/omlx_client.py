@@ -219,6 +219,7 @@ class Omlx:
                 f"oMLX finds {name} only by a reload, which would unload the models of its owner "
                 f"({', '.join(sorted(owners_models))}): unload them, or restart oMLX",
             )
+
         activity = await self._get_answer("/api/status", "say what it answers", _Activity)
         if activity.active_requests or activity.waiting_requests:
             raise DaemonError("DaemonBusy", f"oMLX finds {name} only by a reload, which waits until it has no requests")
@@ -242,9 +243,8 @@ class Omlx:
                 "settings and restart it",
             )
         with self._translate_errors("log in"):
-            async with self._get_session().post(
-                f"{self.url}/admin/api/login", json={"api_key": key}, timeout=_QUERY_TIMEOUT
-            ) as response:
+            url = f"{self.url}/admin/api/login"
+            async with self._get_session().post(url, json={"api_key": key}, timeout=_QUERY_TIMEOUT) as response:
                 answer = await response.read()
                 self._raise_unless_ok(response.status, answer, "log in", UNAUTHORIZED)
                 self._admin_session = response.cookies[_COOKIE].value if _COOKIE in response.cookies else ""

@@ -127,6 +127,7 @@ class PagedMemory(EngineMemory):
         """
         if not self._is_computable(layout):
             return None
+
         # `batches` begins with that of the smallest devices.
         tokens = self._batch_tokens(options, self.batches[0])
         # Tokens that a layer with a window keeps beside it; None: it keeps the whole context.
@@ -150,6 +151,7 @@ class PagedMemory(EngineMemory):
         if not self._is_computable(layout):
             return None
         permille = self._used_permille(options)
+
         # The engine's own choices, each for devices from a size (`from_gib`) on, the smallest first.
         smallest_batch, *larger_batches = self.batches
         device = self._estimate_batch(layout, options, devices, smallest_batch)
@@ -160,6 +162,7 @@ class PagedMemory(EngineMemory):
             # devices must have the memory for this batch.
             if sum(needed) * 1000 > usable_permille_bytes:
                 device = needed
+
         container = Parts(engine_bytes=_container_bytes(layout, devices))
         return DeviceParts(container=container, device=device, devices=devices, used_permille=permille)
 
@@ -201,15 +204,20 @@ class PagedMemory(EngineMemory):
         Intermediate results are within the memory that the engine reserves for them, so the larger of both counts.
         """
         tokens = self._batch_tokens(options, batch)
+        # Tokens of a block: as many as the user states, but at least _BLOCK.
         block = max(_BLOCK, _read_stated_number(options, self.block_argument) or 0)
+        # Tokens that a layer with a window keeps beside it; None: it keeps the whole context.
         extra_tokens = tokens if self.has_windows else None
+
         compute_bytes = _compute_bytes(layout, options, devices, tokens) + self._graph_bytes(options)
         compute_bytes += _expansion_bytes(layout, options, devices)
+
         # The engine leaves free a fixed part, and one for each token of the batch.
         reserve_bytes = batch.reserve_mib * MIB + self.token_reserve_kib * tokens * _KIB
         if _find_stated(options, self.share_argument):
             # The engine then leaves free what is beyond the stated share, and nothing else.
             reserve_bytes = 0
+
         return Parts(
             weights_bytes=_weights_bytes(layout, devices),
             cache_bytes=_cache_bytes(layout, options, devices, extra_tokens=extra_tokens, block=block),
@@ -274,7 +282,7 @@ def _weights_bytes(layout: Layout, devices: int) -> int:
     2. Weights that expand latents (compressed keys and values). vLLM keeps a second form of them, which is multiplied
        with queries (`process_weights_after_loading` of `mla_attention.py`).
     """
-    # 1. The projections for the cache: in the whole model, and those that each device keeps.
+    # 1. The projections for the cache: in the whole model (as on one device), and those that each device keeps.
     output_bytes = layout.embedding_size * _ELEMENT_BYTES
     whole_bytes = output_bytes * sum(group.count * _count_projected(layout, group, 1) for group in layout.layers)
     kept_bytes = output_bytes * sum(group.count * _count_projected(layout, group, devices) for group in layout.layers)
@@ -336,11 +344,12 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, extra_to
     group_size = most if most < fewest * 1.5 else fewest
     has_groups = extra_tokens is not None and len(counts) > 1
 
-    # A block is enlarged until a state fits in, and states are padded to it (`_align_hybrid_block_size`).
-    token_bytes = max((_count_kept(layout, layers, devices) for layers in layout.layers), default=0) * _ELEMENT_BYTES
+    # A block is enlarged until a state fits in, and states are padded to it (`_align_hybrid_block_size`). Its size is
+    # that of the layers that keep most of a token: `most_kept` elements.
+    most_kept = max((_count_kept(layout, layers, devices) for layers in layout.layers), default=0)
     state_bytes = divide_up(max((layers.state_bytes for layers in layout.layers), default=0), devices)
     if state_bytes:
-        block *= divide_up(state_bytes, block * token_bytes)
+        block *= divide_up(state_bytes, block * most_kept * _ELEMENT_BYTES)
 
     total_bytes = 0
     for layers in layout.layers:
@@ -351,9 +360,9 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, extra_to
         # The last group of a kind counts as full.
         layer_count = divide_up(layers.count, group_size) * group_size if has_groups else layers.count
         if layers.state_bytes:
-            total_bytes += layer_count * _STATE_BLOCKS * block * token_bytes
-        kept_bytes = _count_kept(layout, layers, devices) * _ELEMENT_BYTES
-        total_bytes += layer_count * block_count * block * kept_bytes
+            total_bytes += layer_count * _STATE_BLOCKS * block * most_kept * _ELEMENT_BYTES
+        token_bytes = _count_kept(layout, layers, devices) * _ELEMENT_BYTES
+        total_bytes += layer_count * block_count * block * token_bytes
     return total_bytes * options.parallel
 
 

@@ -152,7 +152,10 @@ async def generate_token(
     # Path and body of the mode's request; `missing` names the answer in messages.
     question = _QUESTIONS[mode]
     body = msgspec.json.encode({"model": model, **question.body})
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Content-Type": "application/json"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+
     try:
         async with (
             asyncio.timeout(timeout_seconds),
@@ -168,6 +171,7 @@ async def generate_token(
         return ProbeResult(ok=False, reason="Untrusted", message=f"{base_url}: {problem}")
     except (aiohttp.ClientError, OSError) as error:
         return ProbeResult(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
+
     if response.status != HTTPStatus.OK:
         return _judge_error(base_url, engine, response.status, answer)
     return _judge_answer(base_url, mode, answer)

@@ -74,6 +74,7 @@ def refuse_quantization(quantization: str, engine: str, vendor: str, device: str
         return f"runtime {engine} does not run on accelerator {vendor}: it runs on {', '.join(by_vendor)}"
     if method is None:
         return None
+
     # Architectures on which the engine serves the method (None: on none), and that of this device (None: unknown).
     support, family = _find_support(method, engine, vendor), find_family(vendor, device)
     if support is None:
@@ -81,6 +82,7 @@ def refuse_quantization(quantization: str, engine: str, vendor: str, device: str
             f"runtime {engine} cannot serve {quantization} weights on accelerator {vendor}, where it takes "
             f"{', '.join(by_vendor[vendor])}: {_list_pairs(method)}"
         )
+
     # Emulated is enough: the engine then computes with 16 bits.
     if support.is_any or family is None or family in support.native | support.emulated:
         return None
@@ -108,6 +110,8 @@ def warn_quantization(quantization: str, engine: str, vendor: str, device: str =
     # Nothing is known, or every product will do.
     if method is None or support is None or support.is_any:
         return None
+
+    # The device is unknown, or it emulates the method; else there is nothing to remark.
     family = find_family(vendor, device)
     if family is None:
         return f"{quantization} with {engine} needs {_describe_support(method, engine, vendor)}: set hardware.products"
@@ -121,7 +125,7 @@ def warn_quantization(quantization: str, engine: str, vendor: str, device: str =
 
 
 def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
-    """Return the architectures on which an engine serves a method; None if there are none.
+    """Return the architectures on which an engine serves a method of quantization; None if there are none.
 
     The terms of its table are `*` (every product), `ada` (this architecture), `ada+` (also later ones) and `~ampere`
     (emulated: weights are kept in this form, but computed with 16 bits).
@@ -129,6 +133,8 @@ def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
     terms = find_runtime(engine).quantizations.get(vendor, {}).get(method)
     if terms is None:
         return None
+
+    # Sort the terms: the method is native or emulated on the architectures that they name.
     families, native, emulated = list_families(vendor), set[str](), set[str]()
     for term in terms.split():
         # `*` names no architecture: `is_any` stands for it.

@@ -44,12 +44,14 @@ def choose_runtime(demand: RuntimeDemand) -> RuntimeName:
     anywhere = fitting[0].name
     if not demand.in_pods:
         return next((runtime.name for runtime in fitting if runtime.on_hosts), anywhere)
+
     # A service that describes its engine in spec.container names it in spec.runtime.
     pods = {runtime.name: runtime.pod for runtime in fitting if runtime.pod and not runtime.pod.from_container}
     default = next(iter(pods), anywhere)  # the first one in pods
     if demand.has_image or demand.accelerator not in demand.vendors:
         return default
     vendor = demand.vendors[demand.accelerator]
+
     # The first with an image for the accelerator.
     for name, pod in pods.items():
         if pod.find_image(demand.accelerator, vendor, name) is not None:
@@ -83,6 +85,7 @@ def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     In pods it needs an image for the accelerator, which the service may state.
     """
     name, accelerator = runtime.name, demand.accelerator
+    # On hosts.
     if not demand.in_pods:
         if runtime.on_hosts:
             return None
@@ -91,11 +94,14 @@ def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
             f"hardware.accelerator to {_list_vendors(runtime, demand.vendors)}, or runtime to "
             f"{choose_runtime(demand)}"
         )
+
+    # In pods.
     if runtime.pod is None:
         return (
             f"runtime {name} does not run in pods, where accelerator {accelerator} is: set hardware.accelerator to "
             f"metal, or runtime to {choose_runtime(demand)}"
         )
+
     # An accelerator that is not in the table counts as a processor.
     vendor = demand.vendors.get(accelerator, CPU)
     if demand.has_image or runtime.pod.find_image(accelerator, vendor, name) is not None:
@@ -118,6 +124,8 @@ def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     name, options = runtime.name, demand.options
     if options.mode not in runtime.modes:
         return f"runtime {name} has no mode {options.mode}: use {' or '.join(sorted(runtime.modes))}, or llama.cpp"
+
+    # By setting that not every engine has, whether the service uses it.
     used: dict[Setting, bool] = {
         "draft": demand.draft,
         "projector": demand.projector,
@@ -128,6 +136,7 @@ def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     missing = [_FIELDS[setting] for setting, is_used in used.items() if is_used and setting not in runtime.settings]
     if missing:
         return f"runtime {name} cannot do {' and '.join(missing)}: remove it, or serve a GGUF file with llama.cpp"
+
     for field_name, cache_type in (("cacheTypeK", options.cache_type_k), ("cacheTypeV", options.cache_type_v)):
         if cache_type not in runtime.cache_types:
             return f"runtime {name} has no {field_name} {cache_type}: use {', '.join(sorted(runtime.cache_types))}"
@@ -149,6 +158,7 @@ def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     if foreign:
         remedy = f"it takes {' '.join(runtime.tuning)}" if runtime.tuning else "it takes none"
         return f"runtime {runtime.name} does not take {' '.join(foreign)} in extraArgs: {remedy}"
+
     # Each argument with the one before it, which may be the option that takes it as value. The empty texts stand before
     # the first and after the last.
     for option, argument in pairwise(("", *arguments, "")):

@@ -157,9 +157,10 @@ class _MeasuredEngine:
         Raises:
             BenchError: the engine does not answer as it should.
         """
-        # That of all further runs; the first one asks for fewer tokens.
+        # The first run asks for fewer tokens than all further ones.
         further_request = self._request
         self._request = further_request._replace(tokens=min(further_request.tokens, _FIRST_TOKENS))
+
         try:
             timing = await self.run_once()
         except BenchError as error:
@@ -170,6 +171,7 @@ class _MeasuredEngine:
             self._request = self._request._replace(ignores_end=False)
             timing = await self.run_once()
         self._request = further_request
+
         # The first prompt had _FIRST_WORDS words, and the engine has counted its tokens.
         words = round(prompt_tokens * _FIRST_WORDS / timing.prompt_tokens)
         self._prompts = PromptSource(max(1, words))

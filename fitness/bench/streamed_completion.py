@@ -149,6 +149,7 @@ async def stream_completion(
         **({"ignore_eos": True} if request.ignores_end else {}),
     }
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=FIRST_TOKEN_SECONDS)
+
     # What has come so far, with the times of its pieces.
     started, received = clock(), _Received()
     try:
@@ -210,10 +211,13 @@ def _compute_timing(received: _Received, started: float, wanted: int) -> Complet
     Raises:
         BenchError: the engine counts no tokens or impossible ones, has ended early, or has not streamed.
     """
+    # The engine must have counted the tokens.
     usage = received.usage
     if usage is None or not 0 < usage.prompt_tokens <= _MOST_TOKENS:
         message = f"the engine counted no tokens of {received.pieces} pieces: it must know stream_options.include_usage"
         raise BenchError("NoTokenCount", message)
+
+    # It must have generated enough tokens, but not more than asked.
     tokens = usage.completion_tokens
     if tokens > wanted:
         raise BenchError("BadAnswer", f"the engine says that it generated {tokens} tokens, of {wanted} that were asked")
@@ -221,14 +225,19 @@ def _compute_timing(received: _Received, started: float, wanted: int) -> Complet
     if tokens < max(2, wanted // 4):
         message = f"the engine ended after {tokens} of {wanted} tokens: too few to measure a rate"
         raise BenchError("EndedEarly", message)
+
+    # They must have come in several pieces, so that there is a rate. The first text counts, or the first chunk if no
+    # text came.
     first = received.first_text_at if received.first_text_at is not None else received.first_chunk_at
     if first is None or received.last_text_at <= first:
         message = f"the engine sent {tokens} tokens in one piece: without a stream there is no rate to measure"
         raise BenchError("NotStreamed", message)
+
     # Prompt tokens from the engine's cache: 0 if it states none, and never more than the prompt has.
     details = usage.prompt_tokens_details
     stated_cached = (details.cached_tokens or 0) if details else 0
     cached_tokens = min(max(0, stated_cached), usage.prompt_tokens)
+    # Three times, and three numbers of tokens: of the prompt, of these from the cache, and generated ones.
     return CompletionTiming(started, first, received.last_text_at, usage.prompt_tokens, cached_tokens, tokens)
 
 
@@ -252,11 +261,14 @@ async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterato
         lines_read += 1
         if lines_read > most_lines:
             raise BenchError("BadAnswer", f"the engine sent more than {lines_read} lines for {tokens} tokens")
+
         try:
             chunk = msgspec.json.decode(data, type=_Chunk)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
             message = f"a piece of the answer cannot be read ({problem}): {_quote(data)}"
             raise BenchError("BadAnswer", message) from problem
+
+        # A chunk may have an error in place of text.
         error = bytes(chunk.error)
         if _UPSTREAM_FAILED in error:
             raise BenchError("BrokenOff", f"the answer broke off after {lines_read} lines: {_quote(error)}")
