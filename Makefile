@@ -57,11 +57,9 @@ test-long: setup binaries servers prometheus image-root ## Run the long tests: c
 	@$(PYTEST) --numprocesses $$(nproc) --hypothesis-profile thorough -m hypothesis tests/unit
 	@$(WORKED) -m long $(SLOW)
 
-# Some tests wait, so that two workers more than processors are quicker, though each collects all tests; and a file's
-# tests share what they start.
 .PHONY: test-fast
 test-fast: setup ## Run the tests that need no control plane; TESTS=path and ARGS=... for some of them
-	@$(PYTEST) --numprocesses $$(($$(nproc) + 2)) --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests/unit) $(ARGS)
+	@$(if $(TESTS)$(ARGS),$(PYTEST) $(or $(TESTS),tests/unit) $(ARGS),$(BIN)/python -m tests.parts)
 
 .PHONY: test-hosts
 test-hosts: setup servers ## Run the tests of the agent that start real engines, without a control plane
