@@ -21,7 +21,7 @@ from tests.controlplane.go_build import BuildError
 from tests.controlplane.members import SOURCES, MetalHost
 from tests.controlplane.process import CHECKOUT, Process
 
-PREVIOUS_COMMIT: Final = "46c1b0219e263b0600ad13ebf8bd6ec3701c76b8"
+PREVIOUS_COMMIT: Final = "53000d5d884a8894606341c895776fa9e0b9bf16"
 """The version that updates start from. Until one is published, a change that would need compatibility code moves it
 forward instead, to a commit before that change, with a line in the CHANGELOG."""
 
