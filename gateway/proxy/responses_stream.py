@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.proxy.errors import RequestError
-from gateway.proxy.response_body import LONGEST_LINE_BYTES, TokenStream
+from gateway.proxy.response_body import TokenStream
 from gateway.proxy.response_end import ResponseEnd, StreamEnd, judge_error_in_body, read_stream_end
 
 _LAST_EVENTS: Final = frozenset({"response.completed", "response.failed", "response.incomplete"})
@@ -53,6 +53,8 @@ class ResponsesStream(TokenStream):
     def __init__(self, model: str, engine_model: str | None = None) -> None:
         super().__init__(model, engine_model, "responses")
         self._response_id = ""
+        self._is_finished = False
+        """Nothing more comes, so that a line without an end is half a line."""
         self._next_number = 0
         """The `sequence_number` of the next event."""
         self._lacks_numbers = False
@@ -65,6 +67,11 @@ class ResponsesStream(TokenStream):
         """The type of the last event, if it ends the response."""
         self._response_error = b"null"
         """The error of an answer that failed."""
+
+    def finish(self) -> bytes:
+        """Return what `TokenStream.finish` returns; a line without an end is no first piece of a long one now."""
+        self._is_finished = True
+        return super().finish()
 
     def _rewrite(self, lines: bytes) -> bytes:
         return b"".join(map(self._complete_line, super()._rewrite(lines).splitlines(keepends=True)))
@@ -83,10 +90,9 @@ class ResponsesStream(TokenStream):
         try:
             event = _event.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if len(line) <= LONGEST_LINE_BYTES // 2:
-                return line  # it cannot be read, and stays as it is
+            if self._is_finished or line.endswith(b"\n"):
+                return line
             # The first piece of an event that is too long to be held back: only its name is known, by an earlier line.
-            # The piece was longer than the limit, and may be a little shorter now by the client's name of the model.
             # UNSET as its number makes `_complete_event` add one; else it is taken to have the next one.
             number = UNSET if self._lacks_numbers else self._next_number
             event = _Event(type=self._event_name.decode(errors="replace"), sequence_number=number)

@@ -152,6 +152,14 @@ def test_first_piece_of_a_long_event_gets_shorter_by_the_name_of_the_model_and_i
     assert [event["sequence_number"] for event in read_events(got)] == [0, 1]
 
 
+@pytest.mark.parametrize("length", [400_000, 600_000, LONGEST_LINE_BYTES - 100])
+def test_last_event_of_which_half_a_line_came_is_cut_off_however_long_it_is(length: int) -> None:
+    stream = ResponsesStream("chat")
+    stream.feed(event("response.created", response={"id": "resp_1"}))
+    stream.feed(event("response.completed", response={"output": "x" * length})[:-10])
+    assert (stream.finish(), stream.end) == (b"", ResponseEnd.CUT_OFF)
+
+
 def test_event_of_an_item_that_was_not_added_belongs_to_the_last_one() -> None:
     stream = ResponsesStream("chat")
     stream.feed(LLAMA[: LLAMA.index(b"response.output_text.delta")] + b"\n\n")
