@@ -162,7 +162,7 @@ async def read_classes(client: Client, snapshot: Snapshot, model: Model) -> Mapp
         if snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, index_value):
             names.add(cache.storage_class_name)
 
-    # 3. Read them, apart from those without a name: claims that state no class.
+    # 3. Read them, apart from those without a name: a claim or the Model states no class.
     classes = {}
     for name in sorted(filter(None, names)):
         with contextlib.suppress(Forbidden, NotFound):

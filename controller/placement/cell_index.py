@@ -83,7 +83,7 @@ class CellIndex:
         for name in dict.fromkeys(self._changed_cells[self._seen_changes :]):
             cell = self.cells.get(name)
             if cell is None:
-                continue  # it could never run the need
+                continue  # a cell of another index, or one that is closed or could not run the need
 
             self._choices.pop(name, None)
             choice = self._bound(name, cell)

@@ -130,7 +130,7 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wante
     # 2. What is evicted during a change comes back with the earlier template first.
     taken_by_all = taken | staying | set(inherited.values())
     inherited |= _inherit(earlier, leaving=leaving, staying=set(), taken=taken_by_all)
-    # 3. There are more units of the present spec than wanted.
+    # 3. If there are more units of the present spec than wanted, the newest waiting ones replace others.
     return inherited | _inherit_elsewhere(current, inherited, len(current) - wanted)
 
 

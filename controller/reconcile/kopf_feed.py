@@ -137,7 +137,7 @@ async def _keep_swept(
         await asyncio.sleep(SETTLING_SECONDS)  # until the rest of the list has arrived
         relisted.clear()
 
-        # Mend what has no event: above all, remove what is gone. `sweep` returns the number of such objects.
+        # Mend what has no event: above all, remove what is gone. `sweep` returns the number of all that it mended.
         try:
             for selection in watched:
                 resource, label_selector = selection.resource, selection.label_selector
