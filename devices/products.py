@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from crds.size import divide_up
 from devices.product_table import PRODUCTS, Product
 
 _FAMILY_ALIASES: Final[Mapping[str, str]] = {"ada-lovelace": "ada"}
@@ -40,7 +41,7 @@ def find_product(vendor: str, text: str, memory_mib: int | None = None) -> Produ
     words = _split_words(_PARTITION.sub("", text))
     if memory_mib and not any(_LABEL_GIB.fullmatch(word) for word in words):
         # Rounded up: tools state a little less than the product's name does.
-        words = (*words, f"{(memory_mib + 1023) // 1024}gb")
+        words = (*words, f"{divide_up(memory_mib, 1024)}gb")
 
     # A device id decides, else the name.
     listed = PRODUCTS.get(vendor, ())
