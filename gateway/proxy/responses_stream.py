@@ -55,6 +55,8 @@ class ResponsesStream(TokenStream):
         self._response_id = ""
         self._is_finished = False
         """Nothing more comes, so that a line without an end is half a line."""
+        self._is_within_line = False
+        """A line that is too long to be held back has been passed on in part: what comes next is more of it."""
         self._next_number = 0
         """The `sequence_number` of the next event."""
         self._lacks_numbers = False
@@ -79,8 +81,15 @@ class ResponsesStream(TokenStream):
     def _complete_line(self, line: bytes) -> bytes:
         """Return a line; add the fields that are missing if it is the data of an event.
 
-        A line `event:` has the name of the event whose data comes next, so it is kept.
+        A line `event:` has the name of the event whose data comes next, so it is kept. The later pieces of a long line
+        are returned as they are.
         """
+        is_later_piece = self._is_within_line
+        has_ended = line.endswith((b"\n", b"\r"))
+        self._is_within_line = not has_ended and (is_later_piece or not self._is_finished)
+        if is_later_piece:
+            return line
+
         name, _, data = line.partition(b":")
         if name == b"event":
             self._event_name = data.strip()
@@ -90,7 +99,7 @@ class ResponsesStream(TokenStream):
         try:
             event = _event.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if self._is_finished or line.endswith(b"\n"):
+            if not self._is_within_line:
                 return line
             # The first piece of an event that is too long to be held back: only its name is known, by an earlier line.
             # UNSET as its number makes `_complete_event` add one; else it is taken to have the next one.
@@ -149,6 +158,8 @@ class ResponsesStream(TokenStream):
 
     def _read_end(self, end: bytes) -> StreamEnd:
         """Return how the stream has ended: by its last event, by an error, or cut off."""
+        if self._is_within_line:  # its event is not complete, whatever its first piece says
+            return StreamEnd(ResponseEnd.CUT_OFF)
         if self._last_type == "response.failed":
             return StreamEnd(judge_error_in_body(self._response_error))
         if self._last_type:

@@ -160,6 +160,16 @@ def test_last_event_of_which_half_a_line_came_is_cut_off_however_long_it_is(leng
     assert (stream.finish(), stream.end) == (b"", ResponseEnd.CUT_OFF)
 
 
+@pytest.mark.parametrize("kind", ["response.completed", "response.failed"])
+@pytest.mark.parametrize("held_back", [0, 100_000])
+def test_last_event_of_which_the_first_piece_was_passed_on_is_cut_off(kind: str, held_back: int) -> None:
+    stream = ResponsesStream("chat")
+    stream.feed(event("response.created", response={"id": "resp_1"}))
+    stream.feed(event(kind, response={"output": "x" * (2 * LONGEST_LINE_BYTES)})[:-10])
+    stream.feed(b"x" * held_back)
+    assert (stream.finish(), stream.end) == (b"", ResponseEnd.CUT_OFF)
+
+
 def test_event_of_an_item_that_was_not_added_belongs_to_the_last_one() -> None:
     stream = ResponsesStream("chat")
     stream.feed(LLAMA[: LLAMA.index(b"response.output_text.delta")] + b"\n\n")
