@@ -18,8 +18,8 @@ PARTS_PER_CORE: Final = 4
 
 
 def deal_files(number: int) -> list[list[Path]]:
-    """Return the files of the unit tests in `number` parts, with neighbours, which take a similar time, apart."""
-    files = sorted(UNIT_TESTS.rglob("test_*.py"))
+    """Return the files of the unit tests in `number` parts; files of about one size, and so of one time, are apart."""
+    files = sorted(UNIT_TESTS.rglob("test_*.py"), key=lambda path: -path.stat().st_size)
     return [files[first::number] for first in range(number)]
 
 
