@@ -63,7 +63,7 @@ class _IssuedToken(msgspec.Struct):
 class RegistryRepository:
     """The artifact that an oci:// source names; its token is USER:PASSWORD, or a bearer token."""
 
-    def __init__(self, source: Source, access: SourceAccess, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, source: Source, access: SourceAccess) -> None:
         self._source = source
         # The authorizer alone uses the token, as a login: any other code would send it as it is.
         self._access = dataclasses.replace(access, token=None)
@@ -71,7 +71,7 @@ class RegistryRepository:
         host = api_host(registry)
         if host != registry and "/" not in name:
             name = f"library/{name}"  # an official image of Docker Hub
-        scheme = "http" if is_plain_http(registry, environment) else "https"
+        scheme = "http" if is_plain_http(registry, os.environ) else "https"
         # URL of the repository in the registry's API.
         self._base = URL(f"{scheme}://{host}/v2/{name}")
         login = parse_login(access.token) if access.token else None

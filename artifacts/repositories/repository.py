@@ -114,10 +114,6 @@ class Listing:
         """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
-    def find(self, path: str) -> RepositoryFile | None:
-        """Return the file at `path`, or None."""
-        return next((file for file in self.files if file.path == path), None)
-
 
 class ReadableFile(Protocol):
     """One file, opened for any number of reads."""
