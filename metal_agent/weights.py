@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from artifacts import inspect
 from artifacts.errors import ArtifactError
@@ -19,8 +18,6 @@ from crds.weights_header import GGUF, Layout
 
 Progress = Callable[[int, int | None], None]
 """Called with the number of bytes on the host and the total, or None if that is unknown."""
-
-log = structlog.get_logger()
 
 
 class PinnedWeights(msgspec.Struct, frozen=True):

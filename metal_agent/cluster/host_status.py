@@ -90,8 +90,8 @@ def build_status(
     )
 
 
-async def report_host(client: Client, host: str, wanted: MetalHostStatus, conditions: Sequence[Obj] = ()) -> Obj:
-    """Create the MetalHost if it is missing, and write its status if that differs; return the object.
+async def report_host(client: Client, host: str, wanted: MetalHostStatus, conditions: Sequence[Obj] = ()) -> None:
+    """Create the MetalHost if it is missing, and write its status if that differs.
 
     Fields that move all the time, such as the swap in use, keep their written value until they differ by a step.
     `conditions` are those of the agent, without lastTransitionTime; the conditions of others are kept.
@@ -103,7 +103,7 @@ async def report_host(client: Client, host: str, wanted: MetalHostStatus, condit
     # _LEAST_CHANGES: the step of each such field.
     body = skip_small_changes(msgspec.to_builtins(wanted), written, _LEAST_CHANGES)
     body["conditions"] = merge_conditions(written.get("conditions", []), conditions, datetime.now(UTC))
-    return await apply_status(client, METAL_HOSTS, observed, body, FIELD_MANAGER)
+    await apply_status(client, METAL_HOSTS, observed, body, FIELD_MANAGER)
 
 
 async def _get_or_create(client: Client, host: str) -> Obj:
