@@ -111,8 +111,8 @@ class FitnessWriter:
         """When its status was written last, by `clock`, or a little before; None: not yet."""
         self._refused = RefusedWrites(clock)
 
-    async def write(self, node: Obj, status: NodeFitnessStatus | None, condition: Obj, now: datetime) -> bool:
-        """Write the status and its condition if that is due; return True if they were written. An error is logged.
+    async def write(self, node: Obj, status: NodeFitnessStatus | None, condition: Obj, now: datetime) -> None:
+        """Write the status and its condition if that is due. An error is logged.
 
         They are due at once if the devices or the condition have changed, else once a minute as a heartbeat.
 
@@ -123,7 +123,7 @@ class FitnessWriter:
             now: the wall clock.
         """
         if not self._refused.is_pause_over:
-            return False
+            return
 
         try:
             # _observed: the NodeFitness as the API server returned it last; None: it has to be read or created
@@ -137,21 +137,21 @@ class FitnessWriter:
             body["conditions"] = merge_conditions(before.get("conditions", []), [condition], now)
 
             if not is_due(body, before, silent_seconds, self._interval_seconds):
-                return False
+                return
             self._observed = await apply_status(self._client, NODE_FITNESSES, observed, body, FIELD_MANAGER)
         except NotFound as error:
             # Somebody has deleted it, so the next probe creates it; or the CRD is not installed.
             if self._observed is None:  # it was just read or created: perhaps the CRD is missing
                 self._refused.note_refusal(error)
             self._observed = None
-            return False
+            return
         except Unreachable as error:
             log.warning("nodefitness_not_written", error=str(error))
-            return False
+            return
         except ApiError as error:
             self._observed = None  # it may have changed, so it is read again before the next try
             self._refused.note_refusal(error)
-            return False
+            return
 
         self._refused.note_success()
         self._written_at = self._clock()
@@ -162,7 +162,6 @@ class FitnessWriter:
             probes_per_heartbeat = max(1, round(HEARTBEAT_SECONDS / self._interval_seconds))
             probe_number = random.randrange(probes_per_heartbeat)  # noqa: S311 - spreads load
             self._written_at -= max(0.0, HEARTBEAT_SECONDS - (probe_number + 1) * self._interval_seconds)
-        return True
 
     async def _get_or_create(self, node: Obj) -> Obj:
         """Return the NodeFitness of a Node; create it if it does not exist."""
