@@ -253,12 +253,11 @@ def draw_table(head: str, rows: Iterable[Row], foot: str) -> Group:
 class ChangePrinter:
     """Printer of a line for each change, for output that is no terminal."""
 
-    def __init__(self, machine: Machine, out: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        """Print changes of `machine` to `out`; `clock` returns the seconds that begin each line."""
+    def __init__(self, machine: Machine, out: IO[str]) -> None:
+        """Print changes of `machine` to `out`."""
         self._machine = machine
         self._out = out
-        self._clock = clock
-        self._started = clock()
+        self._started = time.monotonic()
         self._last_lines: dict[str, str] = {}
         """The line that was printed last for each service."""
         self._next_progress_at: dict[str, float] = {}
@@ -291,14 +290,14 @@ class ChangePrinter:
             is_progress = has_same_phase and shown.phase in {"Fetching", "Starting"}
             # A service that was not started yet, or the same line again.
             says_nothing_new = text in {last_text, f"{shown.service}: Pending"}
-            is_too_soon = is_progress and self._clock() < self._next_progress_at[shown.service]
+            is_too_soon = is_progress and time.monotonic() < self._next_progress_at[shown.service]
             if says_nothing_new or is_too_soon:
                 continue
 
             self._last_lines[shown.service] = text
-            self._next_progress_at[shown.service] = self._clock() + PROGRESS_SECONDS
+            self._next_progress_at[shown.service] = time.monotonic() + PROGRESS_SECONDS
             self._print_line(text)
 
     def _print_line(self, text: str) -> None:
         """Print a line after the time since the start."""
-        print(f"[{self._clock() - self._started:5.1f} s] {text}", file=self._out, flush=True)
+        print(f"[{time.monotonic() - self._started:5.1f} s] {text}", file=self._out, flush=True)

@@ -7,7 +7,6 @@ import pwd
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -277,12 +276,11 @@ def _explain_folder_error(folder: Path, error: OSError) -> click.ClickException:
     )
 
 
-def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceManager | None = None) -> bool:
+def stop_everything(folder: Path, manager: ServiceManager | None = None) -> bool:
     """Make the agent drain and stop everything, and wait for its end; return False if no agent answers.
 
     Args:
         folder: the state folder of the agent.
-        say: prints a line of progress.
         manager: the service manager in which it is installed; None: it may run in a terminal.
 
     Raises:
@@ -315,7 +313,7 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
         still_running = _list_running(folder, pid)
         if still_running and waited - printed_at >= _LINE_SECONDS:
             printed_at = waited
-            say(f"waiting for running requests of {', '.join(still_running)}")
+            print(f"waiting for running requests of {', '.join(still_running)}")
         time.sleep(_PAUSE_SECONDS)
 
     # 3. Check that it had stopped everything before.

@@ -23,6 +23,6 @@ def command(ctx: click.Context, state_dir: Path | None) -> None:
     """
     # manager: the service manager that has the agent; None: no agent is installed, or --state-dir is given
     manager, folder = find_agent(find_managers(ctx), state_dir)
-    if not stop_everything(folder, print, manager):
+    if not stop_everything(folder, manager):
         raise click.ClickException(f"no agent answers in {folder}: see `pomona agent status`")
     print("everything is stopped; `pomona agent restart` starts an installed agent again")

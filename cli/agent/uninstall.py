@@ -44,7 +44,7 @@ def _stop_everything(manager: ServiceManager, folder: Path) -> bool:
     Raises click.ClickException with the way out, and ServiceError.
     """
     try:
-        return stop_everything(folder, print, manager)
+        return stop_everything(folder, manager)
     except click.ClickException as error:
         raise click.ClickException(
             f"{error.message}; `pomona agent uninstall --keep-serving` removes the service all the same"

@@ -42,7 +42,7 @@ def _agent_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_agent_that_is_gone")
 def test_end_with_everything_stopped_is_success(tmp_path: Path) -> None:
     save_exit(tmp_path, AgentExit(STOPPED, "everything was stopped on request", TIME))
-    assert stop_everything(tmp_path, print)
+    assert stop_everything(tmp_path)
 
 
 @pytest.mark.usefixtures("_agent_that_is_gone")
@@ -51,7 +51,7 @@ def test_any_other_end_is_an_error(tmp_path: Path, ended: AgentExit | None) -> N
     if ended:
         save_exit(tmp_path, ended)
     with pytest.raises(click.ClickException, match=ended.message if ended else "engines may still run"):
-        stop_everything(tmp_path, print)
+        stop_everything(tmp_path)
 
 
 def hostile_socket(path: Path) -> AbstractContextManager[list[bytes]]:
