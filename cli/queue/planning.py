@@ -126,7 +126,7 @@ async def plan_manifests(client: Client, copied: ClusterCopy, manifests: list[Ob
         Unreachable: the API server does not answer.
     """
     # 1. Forecast without the manifests.
-    now = read_clock()
+    now = datetime.now(UTC)
     units_before = copied.list_units(now)
     before = forecast(copied.list_cells(), units_before, copied.rules, now.timestamp())
 
@@ -155,7 +155,7 @@ def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
     Raises:
         click.ClickException: it has no accelerator.
     """
-    now = read_clock()
+    now = datetime.now(UTC)
     units, cells = copied.list_units(now), copied.list_cells()
     before = forecast(cells, units, copied.rules, now.timestamp())
 
@@ -212,7 +212,7 @@ async def plan_drain(cluster: Cluster, name: str, stated: StatedSettings) -> tup
     """
     # A cell is a host or node; a unit is a replica in the queue.
     copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
-    now, cells = read_clock(), copied.list_cells()
+    now, cells = datetime.now(UTC), copied.list_cells()
     drained_id = find_cell(name, cells)
     units = copied.list_units(now)
 
@@ -237,8 +237,3 @@ def find_cell(name: str, cells: Sequence[Cell]) -> str:
         raise click.ClickException(f"{name} is the name of a host and of a node: write {' or '.join(sorted(ids))}")
     there = ", ".join(sorted(cell.id for cell in cells)[:8]) or "none"
     raise click.ClickException(f"{name} is neither a host nor a node with an accelerator: there is {there}")
-
-
-def read_clock() -> datetime:
-    """Return the wall clock."""
-    return datetime.now(UTC)

@@ -1,6 +1,7 @@
 """The reasons why a service waits, for each node and host, as `pomona queue explain` shows them."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from cli.api_objects import Obj
@@ -10,7 +11,7 @@ from cli.cluster_options import ClusterOptions
 from cli.lazy import program_name
 from cli.output import progress_width, render_table, terminal_width, wrap_text
 from cli.queue.controller_settings import StatedSettings
-from cli.queue.planning import copy_cluster, read_clock
+from cli.queue.planning import copy_cluster
 from controller.placement.cluster_copy import RightsMissing
 from controller.placement.remedies import WaitExplanation, explain_unit
 from controller.placement.units import Unit
@@ -50,7 +51,7 @@ async def explain_service(cluster: Cluster, name: str, stated: StatedSettings) -
         reasons = [describe_api_error(refusal, server) for refusal in missing.refusals]
         return ExplainedService(service, missing=reasons)
 
-    now, key = read_clock(), object_key(service)
+    now, key = datetime.now(UTC), object_key(service)
     units = copied.list_units(now)
     # A unit is a replica in the queue; `order` is the key by which the queue sorts units.
     waiting = (unit for unit in units if unit.service == key and unit.state == "waiting")
