@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from controller.placement.pod_requests import is_gated
 from controller.placement.queue_places import find_place
-from crds.meta import LABEL_SERVICE, PRIORITY_RANK, QUEUE_GATE, Priority
+from crds.meta import LABEL_SERVICE, PRIORITY_RANK, Priority
 from kube.client import Obj
 from kube.resources import CONFIG_MAPS, PODS, Resource
 from tests.support.simulated_nodes import count_devices
@@ -118,7 +119,7 @@ class QueueRecord:
         metadata, spec = pod["metadata"], pod["spec"]
         service = (metadata.get("labels") or {}).get(LABEL_SERVICE, "")
         place = None
-        if _is_gated(spec):
+        if is_gated(spec):
             place = (PRIORITY_RANK[self._priorities[service]], find_place(pod, 0.0), metadata["uid"])
         return PodState(metadata["name"], service, count_devices(pod), _find_node(spec), "nodeName" in spec, place)
 
@@ -248,16 +249,12 @@ class QueueRecord:
         return [state.name for state in self.now.values() if state.place is None and not state.is_bound]
 
 
-def _is_gated(spec: Obj) -> bool:
-    return any(gate["name"] == QUEUE_GATE for gate in spec.get("schedulingGates") or ())
-
-
 def _find_node(spec: Obj) -> str:
     """Return the node that a pod is bound to, or the only one to which the scheduler may bind it now.
 
     It is read from the spec alone, without the marks by which the controller knows its own pins.
     """
-    if "nodeName" in spec or _is_gated(spec):
+    if "nodeName" in spec or is_gated(spec):
         return str(spec.get("nodeName", ""))
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
