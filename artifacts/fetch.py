@@ -315,7 +315,6 @@ class _Download:
         """
         expected = self.expected
 
-        # 1. The size.
         if expected.size_bytes is not None and response.size_bytes != expected.size_bytes:
             raise self.source.error(
                 "SourceChanged",
@@ -323,11 +322,10 @@ class _Download:
                 "Model and create it again to accept the new file",
             )
 
-        # 2. The digest.
         if expected.sha256 and response.sha256 and expected.sha256 != response.sha256:
             raise build_mismatch(self.source, expected.sha256, "the file on the hub", response.sha256)
 
-        # 3. The revision, where nothing else fixes the version of the file.
+        # The revision counts where nothing else fixes the version of the file.
         digest = expected.sha256 or response.sha256
         # A digest, or the revision in the URL of a hub, decides which bytes come. Other servers send the current file:
         # only its revision, an entity tag or a date, shows that it is another one.

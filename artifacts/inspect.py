@@ -198,7 +198,6 @@ def check_stored(source: Source, path: Path) -> Inspection:
     """
     with translate_os_errors(path):
         try:
-            # A folder of weights.
             if path.is_dir():
                 return _describe_folder(read_stored_configs(path), read_stored_weights(path))
 

@@ -170,14 +170,12 @@ def _fill_defaults(value: Any, schema: Schema) -> Any:
     if not isinstance(value, dict):
         return value
 
-    # 1. Remove the nulls of fields that the schema has.
     fields = schema.get("properties", {})
     # The null of an unknown field stays, so that the field is refused.
     for name in [name for name, entry in value.items() if entry is None]:
         if name in fields or "additionalProperties" in schema:
             del value[name]
 
-    # 2. Fill in the defaults, then those of the fields within.
     for name, field in fields.items():
         if "default" in field and name not in value:
             value[name] = deepcopy(field["default"])

@@ -68,7 +68,6 @@ class Answers:
         2. Find the score board of the pod's model. If the model is not known, or this code fails, there is none.
         3. Answer from the board. Without one, filter rejects no node, and prioritize gives all the neutral score.
         """
-        # 1. Decode.
         try:
             args = decode_args(body)
         except UndecodableArgsError as error:
@@ -77,7 +76,6 @@ class Answers:
                 return WholeAnswer(_OK, encode_filter_error(f"pomona extender: {error}"), JSON), "refused"
             return WholeAnswer(_BAD_REQUEST, f"{error}\n".encode()), "refused"
 
-        # 2. Find the board.
         outcome: Outcome
         try:
             # args.pod is None if the pod could not be read.
@@ -88,7 +86,6 @@ class Answers:
             log.exception("answer_failed", verb=verb)
             board, outcome = None, "failed"
 
-        # 3. Answer.
         render = self._render_filter if verb == "filter" else self._render_priorities
         return WholeAnswer(_OK, render(args, board), JSON), outcome
 

@@ -107,7 +107,7 @@ def estimate_speed(
         active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
         filled_tokens: tokens in the cache; None: as while speeds are measured, with a short prompt.
     """
-    # 1. Count the bytes that each token reads; a model without experts uses all its weights for each.
+    # Count the bytes that each token reads; a model without experts uses all its weights for each.
     used_share = active_share if layout.expert_outputs else 1.0
     if used_share is None or not 0 < used_share <= 1 or not layout.tensor_bytes:
         return None
@@ -119,12 +119,10 @@ def estimate_speed(
         active_share=used_share,
     )
 
-    # 2. Compute the seconds.
     seconds = _compute_token_seconds(reads, runtime, devices)
     if seconds is None:
         return None
 
-    # 3. Correct them.
     correction = corrections.find(devices.vendor, devices.device_class, runtime)
     return SpeedEstimate(
         generation=_build_range(correction.ratio / seconds, correction.spread),

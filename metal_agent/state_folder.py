@@ -96,7 +96,6 @@ async def take_over(folder: Path, check_can_serve: Callable[[], Awaitable[None]]
                 "serving: correct that, then start the agent again"
             ) from error
 
-        # Request the hand-over, by a signal.
         log.info("hand_over_requested", pid=owner.identity.pid)
         try:
             os.kill(owner.identity.pid, HAND_OVER)

@@ -66,7 +66,6 @@ def command(
     from cli.queue.planning import plan_files  # noqa: PLC0415 - same
     from cli.service.manifests import load_files  # noqa: PLC0415 - same
 
-    # Plan the manifests, and print the plan with the problems of services.
     manifests = load_files(paths, target.namespace)
     plan = run_in_cluster(target, lambda cluster: plan_files(cluster, manifests, stated, allowed_networks))
     services = describe_services(plan.services)

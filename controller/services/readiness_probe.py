@@ -175,7 +175,6 @@ class Prober:
         if service is None or (service.is_well and not service.question.in_pods):
             return
 
-        # Probe it.
         question = service.question
         failed_before = service.trouble.failed if service.trouble else None
         probe = await _probe(session, leading.client, key, question, timeout_seconds, failed_before=failed_before)

@@ -196,19 +196,16 @@ class TrafficMeter:
         if service is None:
             return None
 
-        # 1. Read the pods.
         samples = await self._read_pods(session, leading, key, service)
         if self._services.get(key) is not service:
             # Another service of this name is read at moments of its own.
             return None
 
-        # 2. Report the speeds and the traffic.
         now = asyncio.get_running_loop().time()
         self._report_speeds(key, service, samples, now)
         measured = self._measure(key, service, samples, now)
         _report(service, measured, leading, key, now)
 
-        # 3. Find the pause: short while there are requests.
         service.failures = 0 if len(samples) == _count_pods(service.target) else service.failures + 1
         pause = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
         # Speeds are read at the end of each window of the watch, so no later than that.

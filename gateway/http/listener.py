@@ -95,7 +95,6 @@ class HttpListener:
         sockets: list[socket.socket] = []
         try:
             for family, kind, protocol, _, socket_address in dict.fromkeys(infos):  # each address once
-                # 1. Make the socket.
                 try:
                     bound = socket.socket(family, kind, protocol)
                 except OSError as error:
@@ -105,16 +104,14 @@ class HttpListener:
                     continue  # a kernel without IPv6 names :: nevertheless
                 sockets.append(bound)
 
-                # 2. Set its options; an IPv6 socket takes no IPv4 connections.
                 bound.setblocking(False)
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
+                if family == socket.AF_INET6:  # it takes no IPv4 connections
                     bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 if self._buffer_bytes is not None:  # accepted sockets inherit them
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer_bytes)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
 
-                # 3. Listen.
                 bound.bind(socket_address)
                 bound.listen(_BACKLOG)
         except OSError:

@@ -70,7 +70,6 @@ class ControlApi:
 
     async def _configure(self, exchange: AwaitedExchange) -> None:
         """Apply the configuration in the body, and answer with the new state. Raises ControlError."""
-        # 1. Read the body.
         body = bytearray()
         while piece := await exchange.read():
             body += piece
@@ -81,7 +80,7 @@ class ControlApi:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ControlError(HTTPStatus.BAD_REQUEST, f"configuration refused: {error}") from error
 
-        # 2. Apply it. That is not cancelled when the agent hangs up or dies: half a change is worse than a late one.
+        # It is applied to the end even when the agent hangs up or dies: half a change is worse than a late one.
         try:
             await asyncio.shield(asyncio.ensure_future(self._listeners.configure(config)))
         except DrainingError as error:
