@@ -35,3 +35,10 @@ def weights(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"
     tiny_gguf.write(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    tiny_gguf.write(path)
+    return path

@@ -13,16 +13,8 @@ from fitness.bench.measurement import BenchPlan, measure_endpoint, summarize
 from fitness.bench.streamed_completion import BenchError
 from fitness.performance import MeasuredPerformance
 from tests.support.engine_process import start_engine
-from tests.support.tiny_models import tiny_gguf
 
 QUICK = BenchPlan(warmup=1, runs=3, tokens=32, prompt_tokens=64, parallel=2)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    tiny_gguf.write(path)
-    return path
 
 
 async def test_llama_server_is_measured(tmp_path: Path, tiny: Path) -> None:

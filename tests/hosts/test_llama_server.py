@@ -14,13 +14,6 @@ from tests.support.tiny_models import tiny_companions, tiny_gguf
 from tests.support.tiny_models.tiny_gguf import SENTENCE
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    tiny_gguf.write(path)
-    return path
-
-
 def further(role: str, **fields: Any) -> dict[str, Any]:
     return {"role": role, "artifact": {"source": "file:///of-the-test.gguf"}, **fields}
 

@@ -18,7 +18,7 @@ from tests.support.eventually import eventually
 from tests.support.ollama.library import Library, serve_library
 from tests.support.ollama.server import NO_LIBRARY, OllamaServer
 from tests.support.stub_server import serve_stub
-from tests.support.tiny_models import tiny_gguf, tiny_split
+from tests.support.tiny_models import tiny_split
 
 NAME = "pomona/chat:0123456789-9876543210"
 
@@ -27,13 +27,6 @@ NAME = "pomona/chat:0123456789-9876543210"
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_START_SECONDS", "_FIRST_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
         monkeypatch.setattr(ollama_client, name, 0.01)
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.gguf"
-    tiny_gguf.write(path)
-    return path
 
 
 @pytest.fixture
