@@ -80,8 +80,6 @@ class FileServer:
         """False: neither ETag nor Last-Modified."""
         self.conditions = True
         """False: If-Range is ignored, so that a range may be of another version."""
-        self.sized = True
-        """False: a plain answer has no size and ends with its connection, even if the connection is cut."""
         self.range_bytes = 1 << 40
         """Maximum number of bytes in the answer to a range, as with some caches."""
         self.latency_seconds = 0.0

@@ -20,7 +20,6 @@ from typing import Any
 
 OPEN_FILES = 256
 """The limit of open files with which launchd starts a job."""
-CHECKOUT = Path(__file__).resolve().parents[2]
 SPOKEN = {
     3: "Boot-out failed: 3: No such process",
     5: "Bootstrap failed: 5: Input/output error\nTry re-running the command as root for richer errors.",

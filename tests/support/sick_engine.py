@@ -18,7 +18,6 @@ ROOT = Path(__file__).parent.parent.parent
 FAILING = {"error": {"code": 500, "message": "Compute error.", "type": "server_error"}}
 UNKNOWN = {"error": {"code": 500, "message": "no idea", "type": "server_error"}}
 """An error that no table knows."""
-CHAT = "/v1/chat/completions"
 
 
 def write_program(folder: Path) -> Path:

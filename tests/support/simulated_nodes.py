@@ -85,16 +85,6 @@ class SimulatedNodes:
         change = {"metadata": {"labels": labels or {}}, "spec": spec or {}}
         await self._client.patch_merge(NODES, name, None, change, field_manager="administrator")
 
-    async def set_devices(self, name: str, devices: int) -> None:
-        """Change the number of devices that a node offers: a sick device vanishes, and what runs on it goes on."""
-        self._devices[name] = devices
-        name_in_path = GPU.replace("/", "~1")
-        operations = [
-            {"op": "replace", "path": f"/status/{field}/{name_in_path}", "value": str(devices)}
-            for field in ("allocatable", "capacity")
-        ]
-        await self._client.patch_json(NODES, name, None, operations, subresource="status")
-
     def hold_ends(self) -> None:
         """Hold the end of pods, as if each still answered its last requests."""
         self._ends.clear()

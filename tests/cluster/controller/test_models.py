@@ -31,8 +31,6 @@ from tests.support.tiny_models import tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("node", "controller")
 
-WRONG = "0" * 64
-
 
 @pytest_asyncio.fixture
 async def files(tmp_path: Path) -> AsyncIterator[FileServer]:

@@ -115,9 +115,6 @@ class CopyNamespace:
         spec = {"containers": [container], "affinity": {"nodeAffinity": required}, **body.pop("spec", {})}
         await self.make(PODS, name, spec=spec, **body)
 
-    async def claims(self) -> list[str]:
-        return [item["metadata"]["name"] for item in (await self.client.list(PVCS, self.namespace)).items]
-
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:

@@ -5,33 +5,27 @@ falls silent; `test_agent.py` has the real agent.
 """
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
 
 from controller.reconcile.conditions import find
-from controller.services.endpoints import list_ready_endpoints
 from crds.inferenceservice import InferenceService
 from crds.meta import Condition
 from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.resources import (
     DEPLOYMENTS,
-    ENDPOINT_SLICES,
     INFERENCE_SERVICES,
     METAL_PROCESSES,
     MODELS,
-    SECRETS,
     Resource,
 )
-from runtimes.probe import ProbeResult, generate_token
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -96,17 +90,6 @@ class ServiceNamespace:
         except NotFound:
             return False
         return True
-
-    async def ask(self, name: str = "chat", *, token: str | None = None) -> ProbeResult:
-        """Send a request as a client does, with the service's token unless another is given."""
-        secret = await self.client.get(SECRETS, f"{name}-token", self.namespace)
-        own = base64.b64decode(secret["data"]["token"]).decode()
-        listed = await self.client.list(
-            ENDPOINT_SLICES, self.namespace, label_selector=f"kubernetes.io/service-name={name}"
-        )
-        url = list_ready_endpoints(listed.items)[0].url
-        async with aiohttp.ClientSession() as session:
-            return await generate_token(session, url, model=name, token=token or own, timeout_seconds=20)
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from kube.transport import Response
 from tests.support.api_faults import Fault, FaultyTransport
 from tests.support.api_objects import secret
 
-MANAGER = "pomona-test"
-
 
 async def test_an_event_that_repeats_becomes_a_count(
     faulty: Client, transport: FaultyTransport, namespace: str, monkeypatch: pytest.MonkeyPatch

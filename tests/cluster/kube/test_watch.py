@@ -22,7 +22,6 @@ from tests.support.api_objects import secret
 from tests.support.background import running
 from tests.support.eventually import eventually
 
-MANAGER = "pomona-test"
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 
 

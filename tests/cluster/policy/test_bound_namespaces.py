@@ -8,7 +8,7 @@ import pytest
 from kube import credentials
 from kube.client import Client, connect
 from kube.errors import Forbidden
-from kube.resources import MODELS, ROLE_BINDINGS, SECRETS, SERVICES, Resource
+from kube.resources import MODELS, SECRETS, SERVICES
 from tests.cluster.controller.test_services import METAL, ServiceNamespace
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE, controller_may
@@ -18,10 +18,6 @@ from tests.support.eventually import eventually
 from tests.support.namespaces import open_namespace
 
 RBAC = CHECKOUT / "deploy" / "install" / "rbac.yaml"
-ROLE = "pomona-controller-workloads"
-CLUSTER_ROLE_BINDINGS = Resource(
-    ROLE_BINDINGS.group, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
-)
 DOCUMENT = (CHECKOUT / "docs" / "security.md").read_text().replace("\\\n", "")
 SECTION = DOCUMENT.partition("**Held to some namespaces.**")[2].partition("**A controller of some namespaces.**")[0]
 COMMANDS = re.findall(r"^kubectl .*workloads.*$", SECTION, re.MULTILINE)

@@ -27,7 +27,7 @@ from tests.cluster.policy.test_stolen_host_token import apply, own_slice
 from tests.support.refused_manifests import make_manifest
 
 Attempt = Callable[[Hosts], Awaitable[object]]
-OWN, OTHERS = ADDRESSES["studio-1"], ADDRESSES["studio-2"]
+OTHERS = ADDRESSES["studio-2"]
 ENDPOINTS = Resource("", "v1", "endpoints", "Endpoints")
 CORE_EVENTS = Resource("", "v1", "events", "Event")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from crds.meta import LABEL_SERVICE
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, PODS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, PODS
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
@@ -208,10 +208,6 @@ class QueueUser:
         await self.controller.kill()
         self.controller.start()
         await asyncio.sleep(0)
-
-    def key(self, pod: Obj) -> ObjectKey:
-        """Return the key of a pod."""
-        return ObjectKey(self.namespace, pod["metadata"]["name"])
 
     def _name(self, name: str) -> Obj:
         return {"name": name, "namespace": self.namespace}

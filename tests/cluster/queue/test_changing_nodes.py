@@ -3,9 +3,6 @@
 from tests.cluster.queue.queue_user import QueueUser
 from tests.support.simulated_nodes import SimulatedNodes
 
-PRODUCT = "nvidia.com/gpu.product"
-H100 = "NVIDIA-H100-80GB-HBM3"
-
 
 async def test_a_taint_excludes_those_that_do_not_tolerate_it(simulated: SimulatedNodes, user: QueueUser) -> None:
     await simulated.add("sim-1", devices=1)

@@ -21,7 +21,6 @@ from runtimes.llama_estimate import LLAMA_SPEED
 from runtimes.paged_estimate import PAGED_SPEED
 from runtimes.registry import RUNTIMES
 
-GIB = 2**30
 LLAMA_8B = Layout(
     tensor_bytes=4_920_000_000,
     vocabulary_size=128_256,

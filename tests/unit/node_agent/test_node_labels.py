@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from node_agent.node_labels import FIELD_MANAGER, LabelConflict, build_labels, plan_labels
 
-GIB = 2**30
 MIB = 2**20
 L4 = NodeDevice(id="GPU-1", product="NVIDIA L4", architecture="sm_89", memory_bytes=24576 * MIB)
 HARDWARE = NodeFitnessStatus(vendor="nvidia", devices=[L4], int4=True, cpu_features=["avx2"])
