@@ -103,10 +103,10 @@ class SimulatedDay:
         self._arrives_at = 0.0
         self._estimator = StartEstimator(self.starts.append)
 
-    def run(self, hours: float = HOURS) -> None:
+    def run(self) -> None:
         """Simulate the day."""
         now = 0.0
-        while now < hours * HOUR_SECONDS:
+        while now < HOURS * HOUR_SECONDS:
             now += STEP_SECONDS
             self._end_units(now)
             while self._arrives_at <= now:

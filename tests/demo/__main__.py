@@ -12,14 +12,14 @@ from tests.controlplane.helm import ensure_helm
 from tests.demo.shell import DEMO
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument(
         "--model", default="", metavar="SOURCE", help="hf://ORG/REPO/FILE.gguf; default: a generated one"
     )
     parser.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
 def main() -> int:

@@ -80,10 +80,9 @@ class SimulatedNodes:
         self._names.discard(name)
         await self._client.delete(NODES, name)
 
-    async def edit(self, name: str, *, spec: Obj | None = None, labels: Obj | None = None) -> None:
-        """Edit the spec or the labels of a node, as an administrator does."""
-        change = {"metadata": {"labels": labels or {}}, "spec": spec or {}}
-        await self._client.patch_merge(NODES, name, None, change, field_manager="administrator")
+    async def edit(self, name: str, *, spec: Obj) -> None:
+        """Edit the spec of a node, as an administrator does."""
+        await self._client.patch_merge(NODES, name, None, {"spec": spec}, field_manager="administrator")
 
     def hold_ends(self) -> None:
         """Hold the end of pods, as if each still answered its last requests."""

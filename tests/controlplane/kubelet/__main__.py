@@ -26,7 +26,7 @@ from tests.controlplane.kubelet.worker import Host, Worker, kill_leftovers
 log = structlog.get_logger()
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.controlplane.kubelet", description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, required=True, help="identity system:node:NAME")
@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cluster-dns", default="", metavar="ADDRESS", help="server of the pods' names")
     parser.add_argument("--tls", type=Path, help="folder with a .crt and a .key: serve `kubectl logs` on port 10250")
     parser.add_argument("--report-only", action="store_true", help="say that pods run, start nothing")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
 def _pairs(options: list[str]) -> dict[str, str]:

@@ -30,10 +30,10 @@ _TOKEN_SECONDS: Final = 300
 
 @asynccontextmanager
 async def serve_registry(
-    folder: Path, *, address: str = "127.0.0.1", port: int = 0, auth: Mapping[str, Any] | None = None
+    folder: Path, *, address: str = "127.0.0.1", auth: Mapping[str, Any] | None = None
 ) -> AsyncIterator[str]:
     """Serve a registry over plain HTTP, and yield its URL; `auth` is that section of its configuration."""
-    port = port or find_free_port(address)
+    port = find_free_port(address)
     config = {
         "version": 0.1,
         "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
