@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from kube.apply_body import APPLY_TYPE, encode_apply_body
 from kube.credentials import Credentials
 from kube.errors import BY_STATUS, ApiError, Conflict, Gone, Invalid, Unreachable
 from kube.resources import PODS, VERSIONS, Resource
@@ -238,8 +239,7 @@ class Client:
         namespace, name = _read_identity(obj)
         path = resource.path(namespace, name, subresource)
         query = {"fieldManager": field_manager, "force": "true" if force else "false"}
-        body = msgspec.json.encode(_add_type(resource, obj))
-        request = Request("PATCH", path, query, body, content_type="application/apply-patch+yaml")
+        request = Request("PATCH", path, query, encode_apply_body(_add_type(resource, obj)), APPLY_TYPE)
         try:
             return await self._call("apply", resource, namespace, name, request)
         except Invalid as error:

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+import yaml
 from aiohttp import web
 
 from kube.client import Client, connect
@@ -65,6 +66,25 @@ async def test_server_that_hangs_up_is_unreachable_and_a_write_is_not_repeated(c
     with pytest.raises(Unreachable):
         await client.apply(PODS, {"metadata": {"namespace": "ns", "name": "a"}}, field_manager="test")
     assert writes == 1
+
+
+async def test_applied_texts_arrive_as_they_are(client_of: ClientOf) -> None:
+    """The API server reads what is applied as YAML, which has other ends of lines than JSON and refuses controls."""
+    bodies = list[bytes]()
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.read())
+        return web.json_response({})
+
+    client = await client_of(answer)
+    texts = ["\x7f", "\x80 \x9b2J", "a \x85 b", "a \u2028 b", "a \u2029 b", "\ufeff", "\ufffe\uffff", "ü 𝄞 \\ \x1b\n"]
+    obj = {
+        "metadata": {"namespace": "ns", "name": "a", "annotations": {str(key): text for key, text in enumerate(texts)}}
+    }
+    await client.apply(PODS, obj, field_manager="test")
+    (body,) = bodies
+    for read in (msgspec.json.decode, yaml.safe_load):
+        assert read(body) == {"apiVersion": "v1", "kind": "Pod", **obj}
 
 
 async def test_subresource_is_read_and_the_refusal_of_an_unknown_one_understood(client_of: ClientOf) -> None:
