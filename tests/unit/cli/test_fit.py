@@ -9,7 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from artifacts.errors import ArtifactError
+from cli.density import simulate
 from cli.density.fit import command
+from cli.density.queue_simulation import SimulatedQueue
 from console.density_answers import SimulateRequest
 from console.density_simulation import simulate_model
 from console.density_snapshot import CONTEXT_LENGTH
@@ -18,6 +20,7 @@ from crds.serving import ServingOptions
 from fitness.catalog_entries import load_catalog
 from fitness.memory import estimate
 from kube.client import Obj
+from tests.support import api_objects
 from tests.support.density_worlds import GIB, GPU, build_source, cpu_node, gpu_node, host, model
 from tests.support.file_server import FileServer
 from tests.support.tiny_models import tiny_gguf
@@ -74,6 +77,25 @@ def test_model_that_fits_nowhere_is_said_to_and_why() -> None:
     said = CliRunner().invoke(command, ["kimi-k2-5"])
     assert (said.exit_code, said.output) == (1, "kimi-k2-5 fits nowhere: --min-fit too_tight says why\n")
     assert "short" in CliRunner().invoke(command, ["kimi-k2-5", "--min-fit", "too_tight"]).output
+
+
+def test_words_of_a_host_move_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host says why it is paused: by its token anybody could write that who has stolen it."""
+    paused = [
+        api_objects.condition("Ready", "True"),
+        api_objects.condition("Paused", "True", message="no\x1b]52;\x9b1A"),
+    ]
+    snapshot = build_source([*gpu_node("g1"), model("plain"), host("mac", conditions=paused)]).take_snapshot()
+    table = FitTable(CONTEXT_LENGTH)
+    monkeypatch.setattr("cli.density.reading.read_density", lambda *_: (snapshot, table))
+    monkeypatch.setattr(
+        "cli.density.simulate.run_in_cluster",
+        lambda *_: (simulate_model(snapshot, table, None, SimulateRequest(model="plain")), SimulatedQueue(problem="")),
+    )
+    for asked in (command, simulate.command):
+        said = CliRunner().invoke(asked, ["plain"], color=True)  # as on a terminal: all arrives as it is
+        assert "mac: not considered: " in said.stderr
+        assert r"no\x1b]52;\x9b1A" in said.stderr
 
 
 def _node(name: str, vendor: str, resource: str, product: str, gib: int) -> list[tuple[Any, Obj]]:
