@@ -20,4 +20,4 @@ def encode_apply_body(obj: Mapping[str, Any]) -> bytes:
     if body.isascii() and b"\x7f" not in body:
         return body
     # Such a character is within a string, where both formats know the escape.
-    return _OTHERWISE_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", body.decode()).encode()
+    return _OTHERWISE_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", body.decode()).encode()

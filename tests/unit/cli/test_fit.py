@@ -80,7 +80,7 @@ def test_model_that_fits_nowhere_is_said_to_and_why() -> None:
 
 
 def test_words_of_a_host_move_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host says why it is paused: by its token anybody could write that who has stolen it."""
+    """A host says why it is paused, and whoever has stolen its token writes that."""
     paused = [
         api_objects.condition("Ready", "True"),
         api_objects.condition("Paused", "True", message="no\x1b]52;\x9b1A"),
