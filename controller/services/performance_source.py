@@ -5,6 +5,7 @@ that model changes. What is damaged in a ConfigMap is logged once for each versi
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -58,6 +59,8 @@ class PerformanceSource:
         self._enqueue = enqueue
         self._model_hashes: dict[ObjectKey, str] = {}
         """The hash of the model of each service that shows a speed, or will."""
+        self._services_by_hash: defaultdict[str, set[ObjectKey]] = defaultdict(set)
+        """The same services by that hash, so that a measurement is not compared with all of them."""
         self._problems: Mapping[ObjectKey, BenchmarkProblem] = {}
         """Why the last benchmark of a service has measured nothing."""
         table.subscribe(self._enqueue_services_of)
@@ -113,7 +116,10 @@ class PerformanceSource:
 
         The service is enqueued from now on when a measurement of the model changes.
         """
-        self._model_hashes[key] = model_hash
+        if self._model_hashes.get(key) != model_hash:
+            self.forget(key)
+            self._model_hashes[key] = model_hash
+            self._services_by_hash[model_hash].add(key)
         # By device class, such as nvidia-l4x2: the measurements that the namespace of the service may see.
         records = self.table.list_classes(model_hash, key.namespace)
         measured_classes = [name for name in sorted(device_classes) if name in records]
@@ -135,11 +141,17 @@ class PerformanceSource:
 
     def forget(self, key: ObjectKey) -> None:
         """Enqueue a service no more when measurements change: it is gone, or shows no speed."""
-        self._model_hashes.pop(key, None)
+        model_hash = self._model_hashes.pop(key, None)
+        if model_hash is None:
+            return
+        services = self._services_by_hash[model_hash]
+        services.discard(key)
+        if not services:
+            del self._services_by_hash[model_hash]
 
     def _enqueue_services_of(self, model_hash: str) -> None:
         """Enqueue the services that show the speed of a model, whose measurements have changed."""
-        for key in sorted(key for key, served_hash in self._model_hashes.items() if served_hash == model_hash):
+        for key in sorted(self._services_by_hash.get(model_hash, ())):
             self._enqueue(key)
 
 
