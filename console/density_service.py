@@ -12,6 +12,7 @@ import structlog
 from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot, SnapshotSource
 from console.fit_table import FitTable
 from controller.placement.cluster_view import ClusterView
+from fitness.correction_table import CorrectionGroup
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class DensityService:
         """Return the cluster as it is now."""
         return self._source.take_snapshot()
 
-    def _take_corrections(self, _namespaces: frozenset[str]) -> None:
+    def _take_corrections(self, _groups: frozenset[CorrectionGroup]) -> None:
         self._has_new_corrections = True
 
     async def prepare(self) -> None:

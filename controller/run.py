@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -55,7 +55,7 @@ from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
 from crds.inferenceservice import InferenceService
 from crds.meta import CONTROLLER_NAMESPACE
-from fitness.correction_table import ALL_NAMESPACES
+from fitness.correction_table import CorrectionGroup
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
@@ -207,13 +207,18 @@ class Controller:
         """Return the source of the speeds by device class, and have each change of them enqueue services.
 
         A change of a device class concerns all services, so that is paced. A change of the corrections, by which
-        measurements of other models correct estimates, concerns those of its namespaces.
+        measurements of other models correct estimates, concerns those with its vendor and engine.
         """
-        corrections = self._measured.table.corrections
         paced = PacedCall(self._enqueue_services, CLASSES_SECONDS)
         registry.classes.subscribe(lambda _accelerator: paced.ask())
-        corrections.subscribe(self._enqueue_services)
-        return SpeedAssessor(registry.list_classes, self._measured.table, options.pods.vendors)
+        assessor = SpeedAssessor(registry.list_classes, self._measured.table, options.pods.vendors)
+
+        def enqueue_corrected(groups: Iterable[CorrectionGroup]) -> None:
+            for key in assessor.list_corrected(groups):
+                self._enqueue_service(key)
+
+        self._measured.table.corrections.subscribe(enqueue_corrected)
+        return assessor
 
     def _make_queue(self, registry: CellRegistry, options: ControllerOptions) -> LeaderQueue:
         """Return the queue over the cells of the whole cluster, not yet running."""
@@ -229,12 +234,10 @@ class Controller:
             enqueue_report=self._enqueue_report,
         )
 
-    def _enqueue_services(self, namespaces: Collection[str] = (ALL_NAMESPACES,)) -> None:
-        """Enqueue the services of these namespaces, by default all, since speeds by device class have changed."""
+    def _enqueue_services(self) -> None:
+        """Enqueue all services, since speeds by device class have changed."""
         for service in self.store.list(INFERENCE_SERVICES):
-            key = object_key(service)
-            if ALL_NAMESPACES in namespaces or key.namespace in namespaces:
-                self._enqueue_service(key)
+            self._enqueue_service(object_key(service))
 
     def _make_preflight(self, options: ControllerOptions) -> PreflightWebhook | None:
         """Return the webhook; None: it is off, or this controller does not read nodes and hosts."""

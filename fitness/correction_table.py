@@ -2,10 +2,12 @@
 
 A measurement that was made in a namespace of tenants is a claim of theirs, so it corrects estimates of that namespace
 alone. One that was made in the namespace of the controller, or that counts for all, corrects all. What was learned for
-a namespace is learned again when it is next asked for after a change.
+a namespace is learned again when it is next asked for after a change. A change is reported for the vendor and the
+engine that were measured: the estimates of others stay as they are.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from crds.meta import CONTROLLER_NAMESPACE
@@ -23,19 +25,30 @@ class MeasuredRatio(NamedTuple):
     ratio: SpeedRatio
 
 
+class CorrectionGroup(NamedTuple):
+    """Estimates that the same measurements correct."""
+
+    namespace: str
+    """The only namespace whose estimates these are; `ALL_NAMESPACES`: those of all."""
+    vendor: str
+    runtime: str
+
+
 class CorrectionTable:
     """All that was learned, by namespace."""
 
     def __init__(self) -> None:
+        self._groups_by_model: dict[str, Mapping[CorrectionGroup, tuple[SpeedRatio, ...]]] = {}
+        """Measured beside estimated speeds by model hash, and there by the group that they correct."""
         self._ratios_by_scope: dict[str, dict[str, tuple[SpeedRatio, ...]]] = {}
-        """Measured beside estimated speeds by scope (one namespace, or `ALL_NAMESPACES`), and there by model hash."""
+        """The same by scope (one namespace, or `ALL_NAMESPACES`), and there by model hash."""
         self._corrections_by_scope: dict[str, Corrections] = {}
         """The corrections learned from these ratios; a missing entry is learned when it is next asked for."""
-        # Called with the changed scopes after each change.
-        self._listeners: list[Callable[[frozenset[str]], None]] = []
+        # Called with the changed groups after each change.
+        self._listeners: list[Callable[[frozenset[CorrectionGroup]], None]] = []
 
-    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> None:
-        """Call `listener` with the namespaces whose estimates have changed; `ALL_NAMESPACES`: those of all."""
+    def subscribe(self, listener: Callable[[frozenset[CorrectionGroup]], None]) -> None:
+        """Call `listener` with the groups of estimates that have changed."""
         self._listeners.append(listener)
 
     def put(self, model_hash: str, ratios: tuple[MeasuredRatio, ...] = ()) -> None:
@@ -43,31 +56,33 @@ class CorrectionTable:
 
         Each of `ratios` is a pair: the namespace of the measurement, and the measured beside the estimated speed.
 
-        1. Sort the ratios by scope: those of no namespace or the controller's correct all namespaces, as only
+        1. Sort the ratios by group: those of no namespace or the controller's correct all namespaces, as only
            administrators state or measure them; those of another namespace correct only that one.
         2. Store them in each scope where they differ, and forget the corrections learned from the former ones.
-        3. Call the listeners with the changed scopes, if there are any.
+        3. Call the listeners with the changed groups, if there are any.
         """
-        # 1. Sort by scope: a namespace, or ALL_NAMESPACES, which is the empty one.
-        by_scope: dict[str, tuple[SpeedRatio, ...]] = {}
+        # 1. Sort by group. Its scope is a namespace, or ALL_NAMESPACES, which is the empty one.
+        groups: dict[CorrectionGroup, tuple[SpeedRatio, ...]] = {}
         for namespace, ratio in ratios:
             scope = ALL_NAMESPACES if namespace == CONTROLLER_NAMESPACE else namespace
-            by_scope[scope] = (*by_scope.get(scope, ()), ratio)
+            group = CorrectionGroup(scope, ratio.vendor, ratio.runtime)
+            groups[group] = (*groups.get(group, ()), ratio)
 
-        # 2. Store what differs; models and scopes without ratios have no entry.
-        scopes = self._ratios_by_scope.keys() | by_scope.keys()
-        changed = frozenset(
-            scope
-            for scope in scopes
-            if self._ratios_by_scope.get(scope, {}).get(model_hash, ()) != by_scope.get(scope, ())
-        )
-        for scope in changed:
-            ratios_by_model = {**self._ratios_by_scope.get(scope, {}), model_hash: by_scope.get(scope, ())}
-            self._ratios_by_scope[scope] = {name: stored for name, stored in ratios_by_model.items() if stored}
-            if not self._ratios_by_scope[scope]:
+        # 2. Store what differs; models and scopes without ratios have no entry. No other model is looked at.
+        former = self._groups_by_model.pop(model_hash, {})
+        if groups:
+            self._groups_by_model[model_hash] = groups
+        changed = frozenset(group for group in former.keys() | groups.keys() if former.get(group) != groups.get(group))
+        scopes = {group.namespace for group in changed}
+        for scope in scopes:
+            ratios_by_model = self._ratios_by_scope.setdefault(scope, {})
+            ratios_by_model.pop(model_hash, None)
+            if own := [stated for group, stated in groups.items() if group.namespace == scope]:
+                ratios_by_model[model_hash] = tuple(itertools.chain(*own))
+            if not ratios_by_model:
                 del self._ratios_by_scope[scope]
             self._corrections_by_scope.pop(scope, None)
-        if ALL_NAMESPACES in changed:
+        if ALL_NAMESPACES in scopes:
             # The corrections of each namespace are learned from these, too.
             self._corrections_by_scope.clear()
 

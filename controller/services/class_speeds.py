@@ -4,8 +4,9 @@ What was measured on a class is preferred to an estimate. A class on which the s
 listed with the reason, and the queue places none there.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from controller.models.served import Served
 from controller.services.pods.devices import NO_DEVICES, request_devices
@@ -15,6 +16,7 @@ from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands, SpeedRefu
 from crds.rate import format_rate
 from devices.device_class import scale_class
 from devices.vendors import Vendors
+from fitness.correction_table import ALL_NAMESPACES, CorrectionGroup
 from fitness.corrections import NO_CORRECTIONS, Corrections
 from fitness.fit import FIT_LEVELS, Fit, assess_fit
 from fitness.performance import MeasuredPerformance, hash_model
@@ -158,6 +160,18 @@ def find_no_speeds(
     return ()
 
 
+class _Engine(NamedTuple):
+    vendor: str
+    runtime: str
+
+
+class _Assessment(NamedTuple):
+    engine: _Engine
+    inputs: tuple[object, ...]
+    """All that the speeds follow from."""
+    speeds: tuple[ClassSpeed, ...]
+
+
 class SpeedAssessor:
     """The speeds of all services by device class, each computed once until something changes from which it follows.
 
@@ -171,8 +185,10 @@ class SpeedAssessor:
         self, list_classes: Callable[[str], Sequence[ServingDevices]], measured: PerformanceTable, vendors: Vendors
     ) -> None:
         self._list_classes, self._measured, self._vendors = list_classes, measured, vendors
-        self._assessed: dict[ObjectKey, dict[str, tuple[object, tuple[ClassSpeed, ...]]]] = {}
-        """By service and accelerator: what the speeds follow from, and the speeds."""
+        self._assessed: dict[ObjectKey, dict[str, _Assessment]] = {}
+        """By service and accelerator."""
+        self._services_of: defaultdict[_Engine, set[ObjectKey]] = defaultdict(set)
+        """The services that were assessed with each engine of a vendor."""
 
     def assess(
         self, key: ObjectKey, service: InferenceService, accelerator: str | None, served: Served | None
@@ -211,12 +227,33 @@ class SpeedAssessor:
 
         # _assessed has the last inputs and the speeds that followed, by service and then by accelerator.
         assessed = self._assessed.setdefault(key, {})
-        last_inputs, speeds = assessed.get(accelerator, (None, ()))
-        if last_inputs != inputs:
+        last = assessed.get(accelerator)
+        if last is None or last.inputs != inputs:
+            if last is not None:
+                self._leave(key, last.engine)
             speeds = assess_classes(service, served, request.number, classes, records, corrections=corrections)
-            assessed[accelerator] = inputs, speeds
-        return speeds
+            last = assessed[accelerator] = _Assessment(_Engine(accelerator, served.runtime), inputs, speeds)
+            self._services_of[last.engine].add(key)
+        return last.speeds
+
+    def list_corrected(self, groups: Iterable[CorrectionGroup]) -> Sequence[ObjectKey]:
+        """Return the services whose estimates are of any of these groups, in the order of their names."""
+        return sorted(
+            {
+                key
+                for group in groups
+                for key in self._services_of.get(_Engine(group.vendor, group.runtime), ())
+                if group.namespace in {ALL_NAMESPACES, key.namespace}
+            }
+        )
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
-        self._assessed.pop(key, None)
+        for assessment in self._assessed.pop(key, {}).values():
+            self._leave(key, assessment.engine)
+
+    def _leave(self, key: ObjectKey, engine: _Engine) -> None:
+        services = self._services_of[engine]
+        services.discard(key)
+        if not services:
+            del self._services_of[engine]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crds.meta import CONTROLLER_NAMESPACE
-from fitness.correction_table import CorrectionTable, MeasuredRatio
+from fitness.correction_table import CorrectionGroup, CorrectionTable, MeasuredRatio
 from fitness.corrections import NO_CORRECTIONS, SpeedRatio, learn_corrections
 
 NAMESPACES = ("", CONTROLLER_NAMESPACE, "team", "other")
@@ -59,14 +59,24 @@ def test_measurements_of_a_tenant_change_nothing_for_others(factors: list[float]
     assert before == {namespace: table.select(namespace).find("nvidia", "nvidia-ax1", "vllm") for namespace in before}
 
 
-def test_change_names_its_namespaces_and_what_is_equal_changes_nothing() -> None:
-    table, seen = CorrectionTable(), list[frozenset[str]]()
+def test_change_names_the_estimates_that_it_corrects_and_what_is_equal_changes_nothing() -> None:
+    table, seen = CorrectionTable(), list[frozenset[CorrectionGroup]]()
     table.subscribe(seen.append)
     table.put("a", (measured("team", 0.5),))
     table.put("a", (measured("team", 0.5),))
     table.put("a", (measured(CONTROLLER_NAMESPACE, 0.5),))
     table.put("a")
-    assert seen == [{"team"}, {"team", ""}, {""}]
+    of_team, of_all = CorrectionGroup("team", "nvidia", "vllm"), CorrectionGroup("", "nvidia", "vllm")
+    assert seen == [{of_team}, {of_team, of_all}, {of_all}]
     assert table.select("team").find("nvidia", "nvidia-ax1", "vllm") == NO_CORRECTIONS.find(
         "nvidia", "nvidia-ax1", "vllm"
     )
+
+
+def test_change_of_one_vendor_is_none_of_another() -> None:
+    table, seen = CorrectionTable(), list[frozenset[CorrectionGroup]]()
+    table.put("a", (measured("team", 0.5), measured("team", 0.5, "amd")))
+    table.subscribe(seen.append)
+    table.put("a", (measured("team", 0.5), measured("team", 0.7, "amd")))
+    assert seen == [{CorrectionGroup("team", "amd", "vllm")}]
+    assert table.select("team").find("nvidia", "nvidia-ax1", "vllm").measurements == 1

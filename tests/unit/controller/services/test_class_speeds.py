@@ -15,6 +15,7 @@ from crds.metalhost import MetalHostStatus
 from crds.model import Model
 from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands
 from devices.vendors import VENDORS
+from fitness.correction_table import CorrectionGroup
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import PerformanceTable, RecordKey, build_config_map, encode_record
 from fitness.serving_devices import ServingDevices, describe_devices
@@ -216,3 +217,17 @@ def test_measurements_of_another_tenant_correct_nothing(namespace: str, source: 
     speed_assessor.assess(KEY, stated, "nvidia", SERVED)
     correct(table, namespace)
     assert [speed.source for speed in speed_assessor.assess(KEY, stated, "nvidia", SERVED)] == [source]
+
+
+def test_services_are_found_by_the_vendor_and_engine_that_corrects_them() -> None:
+    speed_assessor, _, _ = assessor(L4)
+    stated, own = chat(hardware={"accelerator": "nvidia"}), CorrectionGroup(KEY.namespace, "nvidia", SERVED.runtime)
+    speed_assessor.assess(KEY, stated, "nvidia", SERVED)
+    assert speed_assessor.list_corrected([own, own._replace(namespace="")]) == [KEY]
+    assert speed_assessor.list_corrected([own._replace(namespace="other"), own._replace(vendor="amd")]) == []
+
+    other = own._replace(runtime="vllm")
+    speed_assessor.assess(KEY, stated, "nvidia", SERVED._replace(runtime="vllm"))
+    assert (speed_assessor.list_corrected([own]), speed_assessor.list_corrected([other])) == ([], [KEY])
+    speed_assessor.forget(KEY)
+    assert speed_assessor.list_corrected([own, other]) == []
