@@ -242,7 +242,9 @@ def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[Store
     Only copies that are not in use are evicted, the longest unused one first.
     """
     copies = list(copies)
-    total_bytes, victims = sum(copy.size_bytes for copy in copies), []
+    total_bytes, victims = sum(copy.size_bytes for copy in copies), list[StoredCopy]()
+    if total_bytes <= limit_bytes:
+        return victims
     # A copy sorts by the time since which it is unused.
     for copy in sorted(copy for copy in copies if copy.unused_since):
         if total_bytes > limit_bytes:
@@ -272,17 +274,28 @@ def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[Store
     return choose_victims(_list_copies(store, node), min(limits)) if limits else []
 
 
-def _list_copies(store: Store, node: str) -> list[StoredCopy]:
-    """Return the verified copies of all Models on a node."""
-    models = decode_stored(store, MODELS, store.by_index(MODELS, NODE_INDEX, node), Model)
-    return [
-        StoredCopy(
-            copy.unused_since, ObjectKey(model.metadata.namespace, model.metadata.name), copy.claim, copy.size_bytes
-        )
-        for model in models
-        for copy in model.status.copies
-        if copy.node == node
-    ]
+def _list_copies(store: Store, node: str) -> Sequence[StoredCopy]:
+    """Return the verified copies of all Models on a node, which are gathered once until one of these Models changes."""
+    models, stored_node = store.by_index(MODELS, NODE_INDEX, node), store.get(NODES, node)
+
+    def gather() -> Sequence[StoredCopy]:
+        return [copy for model in models for copy in _group_copies(store, model).get(node, ())]
+
+    return gather() if stored_node is None else store.derive(NODES, stored_node, "copies", gather, models)
+
+
+def _group_copies(store: Store, model: Obj) -> Mapping[str, Sequence[StoredCopy]]:
+    """Return the verified copies of a Model by node, which are read once until it changes: it may have hundreds."""
+
+    def group() -> Mapping[str, Sequence[StoredCopy]]:
+        by_node: dict[str, list[StoredCopy]] = {}
+        for decoded in decode_stored(store, MODELS, [model], Model):
+            for copy in decoded.status.copies:
+                stored_copy = StoredCopy(copy.unused_since, object_key(model), copy.claim, copy.size_bytes)
+                by_node.setdefault(copy.node, []).append(stored_copy)
+        return by_node
+
+    return store.derive(MODELS, model, "copies by node", group)
 
 
 def models_of_victims(store: Store, model: Obj, limit_bytes: int | None) -> list[ObjectKey]:
