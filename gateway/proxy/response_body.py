@@ -368,6 +368,9 @@ class JsonResponse(ResponseBody):
         """Return what is held back at the end of the response; of a short one, set its tokens and its end."""
         if self._long_response:
             return self._long_response.finish()
+        if not self._held_back:  # nothing but blanks has come: no client can use it
+            self.end = ResponseEnd.CUT_OFF
+            return b""
         rewritten = rewrite_json(bytes(self._held_back), self._model)
         self._tokens, self.end = rewritten.tokens, rewritten.end
         # Some engines send an error with status 200 when they fail late.

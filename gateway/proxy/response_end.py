@@ -65,7 +65,7 @@ class ResponseEnd(Enum):
     COMPLETE = "complete"
     REFUSED = "an error for which the request is to blame"
     FAILED = "an error under status 200"
-    CUT_OFF = "a stream without its last event"
+    CUT_OFF = "a stream without its last event, or an object of which nothing came"
 
 
 class StreamEnd(NamedTuple):

@@ -170,7 +170,7 @@ class UpstreamRequest:
         self._request.status = status
         self._fields = fields.forwarded + self._request.id_line
         model, route = self._service.model, self._request.route
-        if status >= _FIRST_ERROR_STATUS:
+        if _is_error(status):
             self._response = ErrorResponse(fields.retry_after)
         elif fields.kind == b"application/json":
             self._response = JsonResponse(model)
@@ -182,7 +182,7 @@ class UpstreamRequest:
         # 2. Send the beginning, and note what it shows of the backend.
         self._pass_on(piece)
         self._request.free_body()
-        if status < _FIRST_ERROR_STATUS and route not in paths.TOKEN_COUNT_ROUTES:
+        if not _is_error(status) and route not in paths.TOKEN_COUNT_ROUTES:
             self._backend_past.note_begin(self._progress, time.monotonic())
         self._note_piece()
 
@@ -242,7 +242,8 @@ class UpstreamRequest:
         """Send the end of the response, or the error that it turned out to be, and record the outcome.
 
         * An error of which the client has got nothing yet: it is translated, and sent as the response.
-        * A stream without its last event: the client gets an error as its last event, or the connection is broken off.
+        * A stream without its last event, or an object of which nothing came: the client gets an error as its last
+          event or as the response, or the connection is broken off.
         * Else the rest is sent; if it has an error in a form that the client cannot read, that is added in its form.
         """
         # 1. Take the end of the body; `finish` sets `failed`, `end` and `unreadable_error` of the response.
@@ -255,7 +256,7 @@ class UpstreamRequest:
             return
         if response.end is ResponseEnd.CUT_OFF:
             exchange.write(last_data)
-            self._break_off("its stream ended before the last event")
+            self._break_off(response.end.value)
             return
 
         # 3. Send the end; `request.end` records the request, and comes before it.
@@ -293,7 +294,7 @@ class UpstreamRequest:
         # 1. Its status. The outcome names the failure in the health of the backend.
         request, engine = self._request, self.backend.engine
         status, outcome = request.status, str(request.status)
-        if status < _FIRST_ERROR_STATUS:
+        if not _is_error(status):
             status, outcome = _error_status(response), ResponseEnd.FAILED.value
 
         # 2. What it shows, by the table of errors that are known of this engine.
@@ -344,6 +345,11 @@ class UpstreamRequest:
         self._request.error = "engine_broke_off"
         self._note_failure("broken off")
         self._request.send_error(errors.response_broken_off(name) if streaming else errors.upstream_failed(name))
+
+
+def _is_error(status: int) -> bool:
+    """Return whether no client could use a response of this status: an error, a redirect, or one without a body."""
+    return status >= _FIRST_ERROR_STATUS or status == HTTPStatus.NO_CONTENT
 
 
 def _error_status(response: ResponseBody) -> HTTPStatus:

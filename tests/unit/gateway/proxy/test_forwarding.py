@@ -432,6 +432,21 @@ async def test_backend_that_breaks_off_before_its_response_is_a_502_without_retr
     assert asked == 1
 
 
+@pytest.mark.parametrize("status", [200, 204])
+async def test_success_without_a_body_is_a_502(proxy: ProxyProcess, http: aiohttp.ClientSession, status: int) -> None:
+    async def say_nothing(_request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=status, content_type="application/json")
+
+    async with fake_engine(say_nothing) as backend:
+        url = await proxy.serve(backend)
+        errors = (await proxy.stats()).errors
+        for _ in range(2):  # over one connection, on which nothing may follow the first response
+            async with post_chat(http, url) as response:
+                assert response.status == 502
+                assert error_code(await response.json()) in {"upstream_failed", "engine_error"}
+        assert (await proxy.stats()).errors == errors + 2
+
+
 async def test_least_busy_backend_gets_the_next_request(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
     first, second = GatedEngine(), GatedEngine()
     async with fake_engine(first, "a") as a, fake_engine(second, "b") as b:

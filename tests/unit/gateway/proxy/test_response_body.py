@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.proxy import errors
-from gateway.proxy.response_body import LONGEST_LINE_BYTES, LongJsonResponse, TokenCount, TokenStream, rewrite_json
+from gateway.proxy.response_body import (
+    LONGEST_LINE_BYTES,
+    JsonResponse,
+    LongJsonResponse,
+    TokenCount,
+    TokenStream,
+    rewrite_json,
+)
 from gateway.proxy.response_end import ResponseEnd
 
 
@@ -154,6 +161,13 @@ def test_long_json_response_does_not_depend_on_the_pieces(cuts: list[int], befor
     got = b"".join(response.feed(sent[a:b]) for a, b in itertools.pairwise(places)) + response.finish()
     assert got == sent.replace(b"engine-name", b"chat")
     assert response.tokens == TokenCount(7, 5)
+
+
+@pytest.mark.parametrize("pieces", [(), (b"",), (b" ", b"\n")])
+def test_json_response_of_which_nothing_came_is_cut_off(pieces: tuple[bytes, ...]) -> None:
+    response = JsonResponse("chat")
+    assert b"".join(map(response.feed, pieces)) == b"".join(pieces)
+    assert (response.finish(), response.end) == (b"", ResponseEnd.CUT_OFF)
 
 
 @pytest.mark.parametrize(
