@@ -169,6 +169,8 @@ async def generate_token(
         cause = error.certificate_error
         problem = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else str(cause)
         return ProbeResult(ok=False, reason="Untrusted", message=f"{base_url}: {problem}")
+    except aiohttp.ClientPayloadError:
+        return ProbeResult(ok=False, reason="BadAnswer", message=f"{base_url} broke off its answer")
     except (aiohttp.ClientError, OSError) as error:
         return ProbeResult(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
 

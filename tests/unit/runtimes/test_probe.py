@@ -151,6 +151,21 @@ async def test_an_endless_answer_is_read_in_part() -> None:
         assert (await probe(url)).reason == "BadAnswer"
 
 
+async def test_an_answer_that_is_broken_off_is_no_silence() -> None:
+    async def break_off(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"choices":[')
+        assert request.transport
+        request.transport.close()
+        return response
+
+    async with serve_stub(break_off) as url:
+        result = await probe(url)
+    assert (result.ok, result.reason) == (False, "BadAnswer")
+    assert result.message == f"{url} broke off its answer"
+
+
 async def test_a_redirect_is_not_followed() -> None:
     async with answering(web.Response(text="of the internal network")) as internal:
         redirect = web.Response(status=307, headers={"Location": f"{internal}/secret"})
