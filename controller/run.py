@@ -34,7 +34,7 @@ from controller.pools.reconciler import pool_reconciler
 from controller.preflight.preflight_verdict import FitFacts, find_fit_facts
 from controller.preflight.preflight_webhook import PreflightWebhook
 from controller.reconcile.executor import Executor
-from controller.reconcile.feed import OURS, Feed
+from controller.reconcile.feed import Feed
 from controller.reconcile.kopf_feed import load
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.paced_call import PacedCall
@@ -54,7 +54,7 @@ from controller.services.speed_watch import SpeedWatch
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
 from crds.inferenceservice import InferenceService
-from crds.meta import CONTROLLER_NAMESPACE
+from crds.meta import CONTROLLER_NAMESPACE, OURS
 from fitness.correction_table import CorrectionGroup
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj

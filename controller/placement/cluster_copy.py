@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.placement.bound_volumes import BoundVolumes
-from controller.placement.cluster_view import MACHINE_KINDS, OURS, ClusterView
+from controller.placement.cluster_view import MACHINE_KINDS, ClusterView
 from controller.placement.device_feed import selects_devices
 from controller.placement.observed_units import observe_units
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
@@ -20,6 +20,7 @@ from controller.placement.pool_table import read_pools
 from controller.placement.queued_service import demand_slices, find_queued_service
 from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
+from crds.meta import OURS
 from crds.placement import ClassSpeed
 from devices.vendors import Vendors
 from kube.client import Client, Obj

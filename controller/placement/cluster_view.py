@@ -20,7 +20,7 @@ from controller.reconcile.conditions import has_condition
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import decode_stored
-from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from crds.meta import CONTROLLER_NAMESPACE, OURS
 from crds.metalhost import MetalHost
 from crds.nodefitness import NodeFitness, NodeFitnessStatus
 from devices.vendors import Vendors
@@ -45,7 +45,6 @@ from kube.resources import (
 from kube.store import Store
 from kube.watch import Selection, load, reflect
 
-OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 _LIVE: Final = "status.phase!=Succeeded,status.phase!=Failed"
 _OPTIONAL_KINDS: Final = frozenset({RESOURCE_SLICES, RESOURCE_CLAIMS})
 """Kinds that some clusters do not have."""

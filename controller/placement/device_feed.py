@@ -7,8 +7,8 @@ claim thousands of them costs nothing.
 import asyncio
 from collections.abc import Sequence
 
-from controller.reconcile.feed import OURS
 from controller.reconcile.optional_kinds import OptionalKind
+from crds.meta import OURS
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
 from kube.store import Store

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from controller.reconcile.kopf_feed import follow, load
-from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from crds.meta import HOSTS_NAMESPACE, OURS
 from kube.client import Client
 from kube.credentials import Credentials
 from kube.errors import ApiError, Forbidden, Unreachable
@@ -41,7 +41,6 @@ REFUSED_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 5.0
 """Pause before a namespace is asked again that could not be asked."""
 
-OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 WRITTEN_BY_USERS: Final = (Selection(MODELS), Selection(INFERENCE_SERVICES))
 """Followed by kopf."""
 _CHILDREN: Final = (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)
