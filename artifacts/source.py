@@ -331,7 +331,9 @@ def _parse_library(text: str) -> Source:
     """Return a model of Ollama's library. Raises SourceError."""
     match = _LIBRARY.fullmatch(text)
     if not match:
-        problem = "an ollama:// source is a name that `ollama pull` takes: ollama://[[HOST/]NAMESPACE/]NAME:TAG"
+        problem = (
+            "an ollama:// source is a name that `ollama pull` takes, with its tag: ollama://[[HOST/]NAMESPACE/]NAME:TAG"
+        )
         raise SourceError(text, problem)
     return Source(scheme="ollama", text=text, file=match["name"], path=match["path"])
 

@@ -90,7 +90,7 @@ def format_report(report: AgentReport, width: int) -> str:
         lines += [("paused", f"{hold.message} ({hold.source}, since {hold.since})") for hold in agent.holds]
         lines.append(("memory", f"{size_text(agent.available_bytes)} of {size_text(agent.budget_bytes)} are free"))
     else:
-        lines.append(("agent", "does not answer: see `pomona agent logs`"))
+        lines.append(("agent", "does not answer: see `pomona agent logs`, or start it with `pomona agent`"))
 
     # 3. The lines as text, and below them the processes, if there are any.
     text = "\n".join(line for label, value in lines for line in _format_line(label, value, width))

@@ -1,7 +1,8 @@
 """The MetalHost reconciler: the liveness of hosts and its consequences, the Secret of each host, and its grants.
 
 Leases are read every few seconds instead of watched, because only an answer shows that the API server, through which
-hosts renew, was reachable: a silent watch does not show that.
+hosts renew, was reachable: a silent watch does not show that. What a host may write is checked before it is stored, by
+the policies of `deploy/chart/templates/host-policy.yaml`.
 """
 
 import asyncio

@@ -477,5 +477,5 @@ def _explain_understated(memory: ModelMemory) -> str:
         )
     return (
         f"by its header, serving it takes at least {size_text(least)}: raise spec.memoryBytes of Model {memory.name}, "
-        f"which is {stated}, to {least}, or remove it, or lower contextLength or parallel"
+        f"which is {stated}, to {least}, or lower contextLength or parallel"
     )

@@ -1,4 +1,7 @@
-"""The replicas of a service by their accelerator: how many have a node or host, how many serve, and who waits."""
+"""The replicas of a service by their accelerator: how many have a node or host, how many serve, and who waits.
+
+How many there should be is `wanted_replicas` in `crds/inferenceservice.py`.
+"""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime

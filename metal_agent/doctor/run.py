@@ -199,7 +199,7 @@ async def _check_cluster(checked: CheckedHost) -> list[Finding]:
         fix = f"fix that, or {advise_rejoin(name or 'NAME')}"
         return [Finding("credentials", "problem", checked.problem, fix)]
     if credentials is None:
-        return [Finding("cluster", "unknown", "this host has joined none")]
+        return [Finding("cluster", "unknown", "this host has joined none; `pomona up` needs none")]
 
     answer = await ask_api_server(credentials)
     findings = cluster.check_api_server(answer, sys.platform)

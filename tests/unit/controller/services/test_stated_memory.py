@@ -31,7 +31,7 @@ from tests.support.service_decisions import (
     ("stated", "layout", "says"),
     [
         (1, True, "by its header, serving it takes at least 1.3 GiB"),
-        (GIB, True, "or remove it, or lower contextLength or parallel"),
+        (GIB, True, ", or lower contextLength or parallel"),
         (
             GIB // 2,
             False,
