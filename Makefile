@@ -50,7 +50,7 @@ demo-shell: setup ## Open a shell in the cluster of a running `make demo KEEP=1`
 test: test-fast binaries servers image-root ## Run all tests but the long ones; the slow ones in parallel, each worker with a control plane
 	@$(WORKED) -m 'not long' $(SLOW)
 
-# They are a third of the slow work: faults at random, whole upgrades, outages of minutes. CI runs them beside `make test`.
+# They are a third of the slow work: faults at random, whole upgrades, outages of minutes, benchmarks. CI runs them beside `make test`.
 # The properties that `make test-fast` checks with 25 random examples are checked with 200.
 .PHONY: test-long
 test-long: setup binaries servers prometheus image-root ## Run the long tests: chaos, crashes, disturbances, upgrades, Prometheus, the image; properties

@@ -28,6 +28,8 @@ from tests.support.shell import Shell
 from tests.support.tiny_models import hollow_gguf
 from tests.support.tiny_models.hollow_gguf import Shape
 
+pytestmark = pytest.mark.long
+
 LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
 QUICK = {"warmupIterations": 0}
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+import pytest
 import pytest_asyncio
 
 from controller.services.device_classes import find_host_class
@@ -25,6 +26,7 @@ async def host(metal_host: StartMetalHost) -> MetalHost:
     return await metal_host("studio-1", f"--memory-budget={64 * GIB}", "--benchmarks")
 
 
+@pytest.mark.long
 async def test_speed_and_traffic_of_a_service_on_a_host_are_shown(cluster: Cluster, host: MetalHost) -> None:
     # Of tiny.gguf a busy machine hands over all tokens at once, which is a speed that no host has.
     tiny_gguf.write(cluster.files.root / "slow.gguf", n_embd=256, n_ff=1024, n_layer=8)

@@ -83,6 +83,7 @@ async def renewals(cluster: Cluster, host: MetalHost, count: int) -> None:
     await eventually(renewed)
 
 
+@pytest.mark.long
 async def test_host_that_is_cut_off_is_replaced_and_stops_its_engines_on_return(
     cluster: Cluster, metal_host: StartMetalHost
 ) -> None:
