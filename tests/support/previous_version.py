@@ -21,7 +21,7 @@ from tests.controlplane.go_build import BuildError
 from tests.controlplane.members import SOURCES, MetalHost
 from tests.controlplane.process import CHECKOUT, Process
 
-PREVIOUS_COMMIT: Final = "53000d5d884a8894606341c895776fa9e0b9bf16"
+PREVIOUS_COMMIT: Final = "e5aa1a33915c0397eb3f732a44a2c3f0169f0273"
 """The version that updates start from. Until one is published, a change that would need compatibility code moves it
 forward instead, to a commit before that change, with a line in the CHANGELOG."""
 
