@@ -71,6 +71,11 @@ def escape_controls(text: str) -> str:
     )
 
 
+def print_note(text: str) -> None:
+    """Print a line on standard error that quotes others, as `escape_controls` shows it."""
+    click.echo(escape_controls(text), err=True)
+
+
 def dim(text: str) -> str:
     """Return text that a terminal shows dimly; the text alone if NO_COLOR is set, or TERM is of a dumb terminal."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb":

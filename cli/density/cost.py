@@ -8,7 +8,7 @@ import msgspec
 
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.options import EXISTING_FILE, vendors_option
-from cli.output import DATA_FORMATS, facts_option, print_facts, progress_width, render_table
+from cli.output import DATA_FORMATS, facts_option, print_facts, print_note, progress_width, render_table
 from devices.vendors import Vendors
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
     # 3. Why a value is unknown.
     for model in answer.models:
         if model.unknown:
-            click.echo(f"{model.namespace}/{model.name}: not known: {'; '.join(model.unknown)}", err=True)
+            print_note(f"{model.namespace}/{model.name}: not known: {'; '.join(model.unknown)}")
 
 
 def _build_row(

@@ -8,7 +8,7 @@ import click
 from artifacts.repositories.address_policy import Networks
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.options import allow_private_sources, choose_files, vendors_option
-from cli.output import escape_controls, print_facts, progress_width, render_table
+from cli.output import print_facts, print_note, progress_width, render_table
 from devices.vendors import Vendors
 
 _LEVELS: Final = ("perfect", "good", "marginal", "too_tight")
@@ -86,7 +86,7 @@ def command(
     nowhere = f"{model} fits nowhere" + ("" if min_fit == _LEVELS[-1] else f": --min-fit {_LEVELS[-1]} says why")
     print(render_table(titles, rows, progress_width(), {0, 2}) if rows else nowhere)
     for node in page.excluded_nodes:
-        click.echo(escape_controls(f"{node.node_name}: not considered: {node.reason}"), err=True)
+        print_note(f"{node.node_name}: not considered: {node.reason}")
     if page.next_offset is not None:
         click.echo(f"{page.total - limit} more: raise --limit", err=True)
     click.get_current_context().exit(0 if rows else 1)

@@ -13,7 +13,7 @@ from msgspec import structs
 from cli.api_objects import Obj
 from cli.cluster_access import Cluster
 from cli.density.reading import open_density, report_uncounted
-from cli.output import progress_width
+from cli.output import print_note, progress_width
 from cli.queue.controller_settings import StatedSettings, read_settings
 from cli.queue.model_headers import build_header
 from cli.queue.plan_output import QueuePlan, build_changes, print_changes
@@ -219,7 +219,7 @@ def list_remaining(plan: QueuePlan) -> list[tuple[str, Mapping[str, int]]]:
 def print_queue(queue: SimulatedQueue) -> None:
     """Print the effect on the queue for people."""
     if queue.plan is None:
-        click.echo(f"the queue is not simulated: {queue.problem}", err=True)
+        print_note(f"the queue is not simulated: {queue.problem}")
         return
     remaining = [
         f"left on {cell}: "

@@ -8,7 +8,7 @@ import msgspec
 from cli.cluster_access import run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.options import vendors_option
-from cli.output import DATA_FORMATS, escape_controls, facts_option, print_facts, progress_width, render_table
+from cli.output import DATA_FORMATS, facts_option, print_facts, print_note, progress_width, render_table
 from cli.queue.controller_settings import StatedSettings, controller_options
 from crds.meta import Priority
 from crds.rate import format_rate
@@ -108,4 +108,4 @@ def _print_places(model: str, answer: "SimulateAnswer") -> None:
     titles = ("NODE", "FIT", "TOKENS/S", "NEEDS", "FREE BEFORE", "FREE AFTER", "WHY")
     print(render_table(titles, rows, progress_width(), {0, 1}) if rows else f"{model} fits nowhere")
     for excluded in answer.excluded_nodes:
-        click.echo(escape_controls(f"{excluded.node_name}: not considered: {excluded.reason}"), err=True)
+        print_note(f"{excluded.node_name}: not considered: {excluded.reason}")
