@@ -6,7 +6,6 @@ a namespace is learned again when it is next asked for after a change. A change 
 engine that were measured: the estimates of others stay as they are.
 """
 
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -40,8 +39,8 @@ class CorrectionTable:
     def __init__(self) -> None:
         self._groups_by_model: dict[str, Mapping[CorrectionGroup, tuple[SpeedRatio, ...]]] = {}
         """Measured beside estimated speeds by model hash, and there by the group that they correct."""
-        self._ratios_by_scope: dict[str, dict[str, tuple[SpeedRatio, ...]]] = {}
-        """The same by scope (one namespace, or `ALL_NAMESPACES`), and there by model hash."""
+        self._ratios_by_scope: dict[str, dict[tuple[str, CorrectionGroup], tuple[SpeedRatio, ...]]] = {}
+        """The same by scope (one namespace, or `ALL_NAMESPACES`), and there by model hash and group."""
         self._corrections_by_scope: dict[str, Corrections] = {}
         """The corrections learned from these ratios; a missing entry is learned when it is next asked for."""
         # Called with the changed groups after each change.
@@ -73,18 +72,18 @@ class CorrectionTable:
         if groups:
             self._groups_by_model[model_hash] = groups
         changed = frozenset(group for group in former.keys() | groups.keys() if former.get(group) != groups.get(group))
-        scopes = {group.namespace for group in changed}
-        for scope in scopes:
-            ratios_by_model = self._ratios_by_scope.setdefault(scope, {})
-            ratios_by_model.pop(model_hash, None)
-            if own := [stated for group, stated in groups.items() if group.namespace == scope]:
-                ratios_by_model[model_hash] = tuple(itertools.chain(*own))
-            if not ratios_by_model:
-                del self._ratios_by_scope[scope]
-            self._corrections_by_scope.pop(scope, None)
-        if ALL_NAMESPACES in scopes:
-            # The corrections of each namespace are learned from these, too.
-            self._corrections_by_scope.clear()
+        for group in changed:
+            stored = self._ratios_by_scope.setdefault(group.namespace, {})
+            if group in groups:
+                stored[model_hash, group] = groups[group]
+            else:
+                del stored[model_hash, group]
+            if not stored:
+                del self._ratios_by_scope[group.namespace]
+            self._corrections_by_scope.pop(group.namespace, None)
+            if group.namespace == ALL_NAMESPACES:
+                # The corrections of each namespace are learned from these, too.
+                self._corrections_by_scope.clear()
 
         # 3. Report the change.
         if changed:
@@ -100,9 +99,9 @@ class CorrectionTable:
         # Namespaces without measurements of their own share one entry.
         scope = namespace if namespace in self._ratios_by_scope else ALL_NAMESPACES
         if scope not in self._corrections_by_scope:
-            ratios_of_models = [*self._ratios_by_scope.get(ALL_NAMESPACES, {}).values()]
+            ratios_of_groups = [*self._ratios_by_scope.get(ALL_NAMESPACES, {}).values()]
             if scope != ALL_NAMESPACES:
-                ratios_of_models += self._ratios_by_scope[scope].values()
-            all_ratios = (ratio for ratios in ratios_of_models for ratio in ratios)
+                ratios_of_groups += self._ratios_by_scope[scope].values()
+            all_ratios = (ratio for ratios in ratios_of_groups for ratio in ratios)
             self._corrections_by_scope[scope] = learn_corrections(all_ratios)
         return self._corrections_by_scope[scope]
