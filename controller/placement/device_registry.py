@@ -15,6 +15,7 @@ import msgspec
 from controller.placement.device_need import DeviceNeed, any_device, decode_need
 from controller.placement.pod_requests import find_taken_node, is_noted
 from controller.placement.units import CLAIM_SLOT, NOTHING, Amounts, Unit
+from controller.reconcile.indexes import discard_from_index
 from crds.meta import DEVICE_NEED, LABEL_MANAGED_BY, MANAGED_BY
 from devices.vendors import Vendors
 from kube.client import Obj
@@ -201,9 +202,7 @@ class DeviceRegistry:
         if (allocated_claim := self._claims.pop(key, None)) is not None:
             nodes |= self._list_nodes_of(allocated_claim)
             for device in allocated_claim.devices:
-                self._claims_of_device[device].discard(key)
-                if not self._claims_of_device[device]:
-                    del self._claims_of_device[device]
+                discard_from_index(self._claims_of_device, device, key)
             if self._claim_of_pod.get(allocated_claim.pod) == key:
                 del self._claim_of_pod[allocated_claim.pod]
 

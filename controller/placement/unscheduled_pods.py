@@ -6,10 +6,11 @@ would hold the room of its cell for ever. Its service is not tried there again f
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from controller.placement.device_registry import find_need
 from controller.placement.units import Unit
+from controller.reconcile.indexes import discard_from_index
 from kube.client import Obj
 from kube.resources import PODS, ObjectKey
 from kube.store import Store
@@ -21,10 +22,6 @@ BLAME_SECONDS: Final = 4 * PINNED_SECONDS
 UNPINNED_SECONDS: Final = 900.0
 """Time for which it may refuse one that goes to any node: an autoscaler adds a node within it, or none."""
 _UNTRIED: Final = "no scheduler has tried to place it"
-
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 
 class OverduePod(NamedTuple):
@@ -118,21 +115,14 @@ class UnscheduledPods:
     def _forget(self, cell: str, service: ObjectKey) -> None:
         """Forget that a cell has refused a service."""
         del self._refusals[cell, service]
-        _discard(self._services_of, cell, service)
-        _discard(self._cells_of, service, cell)
+        discard_from_index(self._services_of, cell, service)
+        discard_from_index(self._cells_of, service, cell)
 
     def list_avoided(self, service: ObjectKey, now: float) -> frozenset[str]:
         """Return the cells on which a service is not tried again yet."""
         return frozenset(
             cell for cell in self._cells_of.get(service, ()) if now - self._refusals[cell, service] < PINNED_SECONDS
         )
-
-
-def _discard(groups: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
-    """Remove a value from the set of a key, and the key if its set is empty then."""
-    groups[key].discard(value)
-    if not groups[key]:
-        del groups[key]
 
 
 def find_refusal(store: Store, unit: Unit) -> str | None:

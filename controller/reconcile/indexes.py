@@ -1,10 +1,11 @@
 """The indexes of the controller's store: a decision finds what it needs without a look at all objects.
 
 Each index is declared here, once, and is kept for its whole resource. A test compares them with a search of everything.
+`discard_from_index` is for what a class indexes by itself, such as the services that were measured with an engine.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from crds.meta import (
     KUEUE_GATE,
@@ -37,6 +38,9 @@ from kube.resources import (
     Resource,
 )
 from kube.store import IndexKeys, Store
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 OWNER_INDEX: Final = "owner"
 """From namespace/uid of the controlling owner to its children: an object of another namespace is no child."""
@@ -277,3 +281,10 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         SHORTAGE_INDEX: _stated_nodes("shortages"),
     },
 }
+
+
+def discard_from_index(index: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
+    """Remove a value from the set of a key, and the key if its set is empty then."""
+    index[key].discard(value)
+    if not index[key]:
+        del index[key]

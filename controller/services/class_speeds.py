@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from controller.models.served import Served
+from controller.reconcile.indexes import discard_from_index
 from controller.services.pods.devices import NO_DEVICES, request_devices
 from controller.services.replica_memory import describe_workload, is_memory_stated
 from crds.inferenceservice import InferenceService
@@ -230,7 +231,7 @@ class SpeedAssessor:
         last = assessed.get(accelerator)
         if last is None or last.inputs != inputs:
             if last is not None:
-                self._leave(key, last.engine)
+                discard_from_index(self._services_of, last.engine, key)
             speeds = assess_classes(service, served, request.number, classes, records, corrections=corrections)
             last = assessed[accelerator] = _Assessment(_Engine(accelerator, served.runtime), inputs, speeds)
             self._services_of[last.engine].add(key)
@@ -250,10 +251,4 @@ class SpeedAssessor:
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         for assessment in self._assessed.pop(key, {}).values():
-            self._leave(key, assessment.engine)
-
-    def _leave(self, key: ObjectKey, engine: _Engine) -> None:
-        services = self._services_of[engine]
-        services.discard(key)
-        if not services:
-            del self._services_of[engine]
+            discard_from_index(self._services_of, assessment.engine, key)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import structlog
 
+from controller.reconcile.indexes import discard_from_index
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import FIELD_MANAGER, Leading
 from crds.inferenceservice import ServicePerformance
@@ -142,12 +143,8 @@ class PerformanceSource:
     def forget(self, key: ObjectKey) -> None:
         """Enqueue a service no more when measurements change: it is gone, or shows no speed."""
         model_hash = self._model_hashes.pop(key, None)
-        if model_hash is None:
-            return
-        services = self._services_by_hash[model_hash]
-        services.discard(key)
-        if not services:
-            del self._services_by_hash[model_hash]
+        if model_hash is not None:
+            discard_from_index(self._services_by_hash, model_hash, key)
 
     def _enqueue_services_of(self, model_hash: str) -> None:
         """Enqueue the services that show the speed of a model, whose measurements have changed."""
