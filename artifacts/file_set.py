@@ -13,6 +13,7 @@ from artifacts.errors import ArtifactError
 from artifacts.fetch import ExpectedFile, FetchedArtifact, MakeRoom, ReportProgress, fetch_file, verify_local
 from artifacts.file_choice import ADAPTER_CONFIG, INDEX, choose_files, choose_indexed
 from artifacts.formats import gguf, safetensors_header
+from artifacts.formats.chat_template import MOST_TEMPLATE_BYTES, TEMPLATE, TOKENIZER
 from artifacts.formats.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
 from artifacts.formats.gguf_split import append_part_header, is_gguf_name
 from artifacts.formats.safetensors_header import LENGTH_BYTES, SafetensorsHeader
@@ -36,7 +37,7 @@ _INDEX_BYTES: Final = 32 << 20
 _FIRST_BYTES: Final = 64 << 10
 """Read of each safetensors file at first; most headers are shorter."""
 _CHECKED_CONFIGS: Final = (*CHECKED, QUANTIZATION)
-_CONFIGS_WITH_FACTS: Final = (CONFIG, QUANTIZATION, ADAPTER_CONFIG)
+_CONFIGS_WITH_FACTS: Final = (CONFIG, QUANTIZATION, ADAPTER_CONFIG, TOKENIZER)
 """Configurations that facts are read from; of the others it is enough that they are safe."""
 
 
@@ -125,11 +126,13 @@ class FileSet:
             # _CHECKED_CONFIGS: files from which loaders take names of classes, such as tokenizer_config.json.
             # _CONFIGS_WITH_FACTS: those of them that facts are read from; the others must only be safe.
             if file.path in _CHECKED_CONFIGS:
-                has_facts = file.path in _CONFIGS_WITH_FACTS
-                text = await self._read(listing, file, _CONFIG_BYTES if has_facts else _CHECKED_BYTES)
+                text = await self._read(listing, file, _find_limit(file.path))
                 await asyncio.to_thread(parse_safe, file.path, text, listing.python_files)
-                if has_facts:
+                if file.path in _CONFIGS_WITH_FACTS:
                     contents[file.path] = text
+            elif file.path == TEMPLATE:  # it is no JSON, and one that is too long makes no weights invalid
+                is_read = file.size_bytes <= MOST_TEMPLATE_BYTES
+                contents[file.path] = await self._read(listing, file, MOST_TEMPLATE_BYTES) if is_read else b""
         return contents
 
     async def read_weights(self, listing: Listing) -> SafetensorsHeader:
@@ -229,6 +232,10 @@ class FileSet:
         return self._source.error("SourceInvalid", problem)
 
 
+def _find_limit(name: str) -> int:
+    return _CONFIG_BYTES if name in (CONFIG, QUANTIZATION, ADAPTER_CONFIG) else _CHECKED_BYTES
+
+
 async def _read_whole(opened: ReadableFile, file: RepositoryFile, name: str) -> bytes:
     return await read_start(opened, name, file.size_bytes, file.size_bytes)
 
@@ -270,11 +277,12 @@ def read_stored_configs(folder: Path) -> dict[str, bytes]:
     # _CONFIGS_WITH_FACTS: those of them that facts are read from; the others must only be safe.
     for name in _CHECKED_CONFIGS:
         if (folder / name).is_file():
-            has_facts = name in _CONFIGS_WITH_FACTS
-            text = _read_local(folder / name, _CONFIG_BYTES if has_facts else _CHECKED_BYTES)
+            text = _read_local(folder / name, _find_limit(name))
             parse_safe(name, text, python_files)
-            if has_facts:
+            if name in _CONFIGS_WITH_FACTS:
                 contents[name] = text
+    if (template := folder / TEMPLATE).is_file():
+        contents[TEMPLATE] = template.read_bytes() if template.stat().st_size <= MOST_TEMPLATE_BYTES else b""
     return contents
 
 

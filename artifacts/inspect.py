@@ -11,6 +11,7 @@ from artifacts.fetch import build_mismatch
 from artifacts.file_choice import ADAPTER_CONFIG
 from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights, refuse_digest_of_several_files
 from artifacts.formats import folder_config, gguf
+from artifacts.formats.chat_template import find_chat_format
 from artifacts.formats.folder_config import CONFIG
 from artifacts.formats.gguf_facts import count_active, find_layout, summarize
 from artifacts.formats.gguf_split import append_part_header, is_gguf_name, list_part_names, merge_headers
@@ -258,9 +259,10 @@ def _describe_folder(
     total, active = weights.parameters, None
     if total is not None:
         active = folder_config.count_active(config, total, weights.expert_parameters)
+    facts = folder_config.summarize(config)
     return Inspection(
         format="mlx" if is_mlx else "safetensors",
-        gguf=folder_config.summarize(config),
+        gguf=msgspec.structs.replace(facts, chat_format=find_chat_format(configs, facts.architecture)),
         layout=folder_config.find_layout(config, weights.tensor_bytes),
         tensor_bytes=weights.tensor_bytes,
         total_parameters=total,

@@ -73,6 +73,9 @@ class GGUF(ApiStruct, frozen=True):
     tensor_count: Annotated[Amount | None, "Number of tensors."] = None
     file_version: Annotated[Amount | None, "Version of the GGUF format."] = None
     license: Annotated[HeaderText, "License that the artifact states."] = ""
+    chat_format: Annotated[
+        HeaderText, "Form of tool calls and thoughts in the chat template, such as hermes-think."
+    ] = ""
 
 
 WeightsFormat = Literal["gguf", "safetensors", "mlx", "ollama"]

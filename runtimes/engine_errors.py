@@ -31,6 +31,8 @@ class EngineError(NamedTuple):
     lesson: Lesson
     source: str
     """Origin of the row: the engine's version, and the place in its code or the recorded answer."""
+    advice: str = ""
+    """Way out that the engine's message does not name; the client gets it, too."""
 
 
 ErrorTable = Sequence[EngineError]
@@ -58,6 +60,7 @@ class Judgement(NamedTuple):
 
     status: int
     lesson: Lesson
+    advice: str = ""
 
 
 def judge_error(table: ErrorTable, status: int, text: str) -> Judgement:
@@ -68,7 +71,7 @@ def judge_error(table: ErrorTable, status: int, text: str) -> Judgement:
     """
     for row in table:
         if row.status == status and text.startswith(row.begin):
-            return Judgement(row.client_status, row.lesson)
+            return Judgement(row.client_status, row.lesson, row.advice)
     return judge_status(status)
 
 

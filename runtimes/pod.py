@@ -37,6 +37,8 @@ class PodServing(NamedTuple):
     """Devices of the vendor that the container gets; 0: it runs on the processor."""
     cache_bytes: int | None = None
     """Bytes of the KV cache in the container's memory, for an engine that takes them as an argument; None: unknown."""
+    chat_format: str = ""
+    """Form of the model's chat template; empty: it is unknown, or the image may have other parsers of it."""
 
 
 class EngineMetrics(NamedTuple):
@@ -126,6 +128,11 @@ class EnginePod:
     def find_image(self, vendor_name: str, vendor: Vendor, engine: str) -> str | None:
         """Return the default image for a vendor, or None if there is none."""
         return vendor.images.get(engine) or self.images.get(vendor_name)
+
+    def is_of_version(self, image: str | None) -> bool:
+        """Return whether an image has the version of `images`: it may be one for another processor, or a copy."""
+        versions = [name.rpartition(":")[2].partition("-")[0] for name in (image or "", *self.images.values())]
+        return versions[0] in versions[1:]
 
     def select_nodes(self, image: str | None) -> dict[str, str]:
         """Return the labels of the nodes whose processor can run an image; none if it runs on any."""

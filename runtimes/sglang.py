@@ -9,6 +9,7 @@ from typing import Final
 
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTORCH_IN_POD
+from runtimes.output_parsers import SGLANG_PARSERS, render_parsers
 from runtimes.paged_estimate import PAGED_SPEED, DeviceBatch, PagedMemory
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
 from runtimes.runtime import PLAIN, Quantizations, Runtime
@@ -74,7 +75,7 @@ def render_arguments(pod: PodServing) -> list[str]:
         rendered += ["--is-embedding"]
     if pod.devices > 1:
         rendered += ["--tensor-parallel-size", str(pod.devices)]
-    return [*rendered, *options.extra_args]
+    return [*rendered, *render_parsers(pod, SGLANG_PARSERS), *options.extra_args]
 
 
 RUNTIME: Final = Runtime(

@@ -9,6 +9,7 @@ from typing import Final
 
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTORCH_IN_POD
+from runtimes.output_parsers import VLLM_PARSERS, render_parsers
 from runtimes.paged_estimate import PAGED_SPEED, DeviceBatch, PagedMemory
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
 from runtimes.runtime import PLAIN, Quantizations, Runtime
@@ -74,7 +75,14 @@ Gaudi plugin. Where they disagree the stricter one counts: the page denies AWQ o
 and bitsandbytes are not in vLLM any more, but in plugins that its images lack."""
 
 _HANDLERS: Final = "vLLM 0.32.0: entrypoints/serve/exception_handling"
+_IN_RENDERER: Final = "vLLM 0.32.0: renderers/online_renderer.py"
+_NO_PARSER: Final = (
+    "the form of the model's tool calls is not known: name vLLM's parser of it in spec.extraArgs of the service, for "
+    "example [--enable-auto-tool-choice, --tool-call-parser, hermes]"
+)
 _ERRORS: Final[ErrorTable] = (
+    EngineError(400, '"auto" tool choice requires', 400, "nothing", _IN_RENDERER, _NO_PARSER),
+    EngineError(400, "tool_choice=", 400, "nothing", _IN_RENDERER, _NO_PARSER),
     EngineError(503, "", 503, "nothing", f"{_HANDLERS}: QueueOverflowError, RetryableRequestError"),
     EngineError(
         500, "EngineCore encountered an issue", 503, "sick", "vLLM 0.32.0: v1/engine/exceptions.py, EngineDeadError"
@@ -94,6 +102,7 @@ def render_arguments(pod: PodServing) -> list[str]:
         rendered += ["--tensor-parallel-size", str(pod.devices)]
     if pod.vendor.resource is None:  # on a processor, where vLLM would take most of the node's memory
         rendered += ["--kv-cache-memory-bytes", str(pod.cache_bytes or _CPU_CACHE_BYTES)]
+    rendered += render_parsers(pod, VLLM_PARSERS, ["--enable-auto-tool-choice"])
     return [*rendered, *options.extra_args]
 
 

@@ -199,7 +199,7 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
     # kind: the engine's type of the error; param: the field of the request at fault, if it names one
     message, kind, code, param = read_error(body)
     # The status for the client, by the table of errors that are known of this engine.
-    client_status = judge_error(find_runtime(engine).errors, status, message).status
+    client_status, _lesson, advice = judge_error(find_runtime(engine).errors, status, message)
     if client_status < HTTPStatus.INTERNAL_SERVER_ERROR and kind == "server_error":
         kind = ""  # llama.cpp's word for some mistakes of the client, which must not become the code
 
@@ -221,6 +221,8 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
     elif kind and not code:
         code = kind
 
+    if advice:
+        message = f"service {service}: {message}; {advice}"
     message = message or f"service {service}: its engine answered {status} without a reason"
     return RequestError(client_status, code or "engine_error", message, param=param)
 

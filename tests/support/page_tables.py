@@ -11,6 +11,7 @@ from controller.services.pods.device_claims import ACCEPTED_SHARE
 from crds.size import MIB
 from devices.product_table import PRODUCTS, Product
 from devices.vendors import VENDORS, Exporter, Vendor
+from runtimes.output_parsers import SGLANG_PARSERS, VLLM_PARSERS, ParserTable
 from runtimes.pod import EngineMetrics, EnginePod
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import Runtime
@@ -33,6 +34,24 @@ _METRICS: Final = {
     "first_token_seconds": "time to the first token",
     "request_seconds": "time of a request",
 }
+_PARSERS: Final = {"vllm": VLLM_PARSERS, "sglang": SGLANG_PARSERS}
+_MODELS: Final = {
+    "plain": "without tools, thinking in `<think>`: DeepSeek R1 and its distils",
+    "hermes": "JSON in `<tool_call>`: Hermes, Qwen2.5, Qwen3, QwQ, Granite 4",
+    "qwen3-coder": "XML in `<tool_call>`: Qwen3-Coder, Qwen3.5, Granite 4.2",
+    "nemotron-3": "Nemotron 3",
+    "glm-4.5": "GLM 4.5, 4.6",
+    "glm-4.7": "GLM 4.7, 5",
+    "minimax-m2": "MiniMax M2",
+    "gpt-oss": "gpt-oss",
+    "gemma-4": "Gemma 4",
+    "seed-oss": "Seed-OSS",
+    "mistral": "Mistral with a tokenizer of Hugging Face; it thinks where the template has `[THINK]`",
+    "llama-3": "Llama 3.1, 3.2, 3.3",
+    "granite": "Granite 3",
+    "lfm2": "LFM2, LFM2.5",
+}
+"""Models by form of their chat template."""
 
 
 def describe_engine(runtime: Runtime) -> str:
@@ -57,6 +76,8 @@ def describe_engine(runtime: Runtime) -> str:
         parts += [_describe_metrics(pod.metrics)]
     if runtime.quantizations:
         parts += [_table(("accelerator", "quantizations"), _quantization_rows(runtime.quantizations))]
+    if runtime.name in _PARSERS:
+        parts += [_describe_parsers(_PARSERS[runtime.name])]
     return "\n".join([*parts, _wrap(_describe_tuning(runtime))])
 
 
@@ -149,6 +170,15 @@ def _describe_image(image: str | None) -> str:
 def _describe_metrics(metrics: EngineMetrics) -> str:
     rows = [(meaning, f"`{name}`") for field, meaning in _METRICS.items() if (name := getattr(metrics, field))]
     return _table(("metric at `/metrics` of the proxy, which needs the token", "name"), rows)
+
+
+def _describe_parsers(table: ParserTable) -> str:
+    rows = [
+        (f"`{form}`", _MODELS[form], *(f"`{name}`" if name else "none" for name in names))
+        for form, names in table.items()
+        if any(names)
+    ]
+    return _table(("`chatFormat`", "models", "`--tool-call-parser`", "`--reasoning-parser`, with `-think`"), rows)
 
 
 def _describe_tuning(runtime: Runtime) -> str:

@@ -14,11 +14,14 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 
+from artifacts.inspect import check_stored
+from artifacts.source import parse
 from crds.serving import Mode, ServingOptions
 from devices.vendors import CPU
 from runtimes import vllm
 from runtimes.pod import PodServing
 from runtimes.serving import Listen, Serving
+from tests.support.chat_templates import Family, write_template
 from tests.support.eventually import eventually
 from tests.support.pod_engines.dialects import RECORDED
 from tests.support.tiny_models import tiny_mlx
@@ -77,11 +80,13 @@ class RealServer:
             return False
 
 
-def rendered(model: Path, port: int, mode: Mode = "chat", extra: Sequence[str] = ()) -> PodServing:
+def rendered(
+    model: Path, port: int, mode: Mode = "chat", extra: Sequence[str] = (), chat_format: str = ""
+) -> PodServing:
     """Return a service of the tiny model on the processor."""
     options = ServingOptions(context_length=CONTEXT, parallel=2, mode=mode, extra_args=[*extra])
     serving = Serving("chat", str(model), options)
-    return PodServing(serving, Listen("127.0.0.1", port), CPU, cache_bytes=CACHE_BYTES)
+    return PodServing(serving, Listen("127.0.0.1", port), CPU, cache_bytes=CACHE_BYTES, chat_format=chat_format)
 
 
 def start(pod: PodServing, home: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -96,11 +101,14 @@ def start(pod: PodServing, home: Path, log: Path) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def serve(folder: Path, mode: Mode) -> Iterator[RealServer]:
-    """Serve the tiny model with the real vLLM."""
+def serve(folder: Path, mode: Mode, family: Family | None = None) -> Iterator[RealServer]:
+    """Serve the tiny model with the real vLLM; with the template of a family, as its inspection finds it."""
     model, log, port = folder / "model", folder / "vllm.log", _free_port()
     tiny_mlx.write(model, n_embd=128)  # with heads of 32 values, the least that its attention kernels take
-    process = start(rendered(model, port, mode, ["--enforce-eager"]), folder, log)
+    if family is not None:
+        write_template(model, family)
+    chat_format = check_stored(parse(f"file://{model}/"), model).gguf.chat_format
+    process = start(rendered(model, port, mode, ["--enforce-eager"], chat_format), folder, log)
     server = RealServer(process, model, port)
     try:
         asyncio.run(eventually(server.is_ready, _STARTING_SECONDS))

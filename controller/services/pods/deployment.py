@@ -34,6 +34,7 @@ from crds.meta import (
 )
 from crds.model import Model
 from crds.pods import PodOptions
+from crds.weights_header import GGUF
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, SERVICES, Resource
 from runtimes.pod import SERVICE_PORT
@@ -61,8 +62,8 @@ def choose_engine(
 
     runtime = checked.served.runtime
     is_estimate = stated is None and needed.in_pod is not None  # `in_pod` is computed from the header of the weights
-    header = checked.served.model.status.gguf
-    unfit = list_unfit_families(header.quantization if header else "", runtime, accelerator)
+    header = checked.served.model.status.gguf or GGUF()
+    unfit = list_unfit_families(header.quantization, runtime, accelerator)
 
     return EngineChoice(
         runtime=runtime,
@@ -73,6 +74,7 @@ def choose_engine(
         container=service.spec.container,
         is_estimate=is_estimate,
         unfit=unfit,
+        chat_format=header.chat_format,
     )
 
 

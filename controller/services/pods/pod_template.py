@@ -82,6 +82,8 @@ class EngineChoice(NamedTuple):
     """True if `memory` is estimated, and stated by no user."""
     unfit: tuple[str, ...] = ()
     """Architectures of the accelerator on which the engine cannot serve the weights."""
+    chat_format: str = ""
+    """Form of the model's chat template, as its header states it; empty: unknown."""
 
     @property
     def pod(self) -> EnginePod:
@@ -237,13 +239,16 @@ def _build_serving(replica: _Replica) -> Serving:
 def _build_container(replica: _Replica) -> Obj:
     """Return the engine's container: image, arguments, resources and mounts; `put_before_engine` adds its probe."""
     choice, engine = replica.choice, replica.choice.pod
-    listen = Listen(LOOPBACK, engine.port)
-    serving = PodServing(_build_serving(replica), listen, choice.vendor, replica.devices.number, choice.cache_bytes)
+    listen, image = Listen(LOOPBACK, engine.port), _choose_image(replica)
+    chat_format = choice.chat_format if engine.is_of_version(image) else ""
+    serving = PodServing(
+        _build_serving(replica), listen, choice.vendor, replica.devices.number, choice.cache_bytes, chat_format
+    )
     environment = _build_environment(replica, serving)
 
     return {
         "name": engine.container,
-        "image": _choose_image(replica),
+        "image": image,
         **({"command": list(engine.command)} if engine.command else {}),
         # Only a container that the service states may refer to variables, which are its own.
         "args": engine.arguments(serving) if engine.from_container else keep_literal(engine.arguments(serving)),

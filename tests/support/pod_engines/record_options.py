@@ -77,6 +77,32 @@ def _sglang_metrics() -> dict[str, str]:
     return {name: kind.lower() for kind, name in metrics}
 
 
+def _vllm_parsers() -> dict[str, list[str]]:
+    """Return the names that vLLM accepts for its parsers, which are no choices of its options."""
+    tool_parsers: Any = importlib.import_module("vllm.tool_parsers")
+    reasoning: Any = importlib.import_module("vllm.reasoning")
+    return {
+        "--tool-call-parser": sorted(tool_parsers.ToolParserManager.list_registered()),
+        "--reasoning-parser": sorted(reasoning.ReasoningParserManager.list_registered()),
+    }
+
+
+def _sglang_parsers() -> dict[str, list[str]]:
+    """Return the choices of SGLang's parsers from the source of their tables, whose modules are replaced."""
+    root = next(Path(entry, "sglang/srt") for entry in sys.path if _has_sglang(entry))
+    names = {}
+    for option, path, table in (
+        ("--tool-call-parser", "function_call/function_call_parser.py", "ToolCallParserEnum"),
+        ("--reasoning-parser", "parser/reasoning_parser.py", "DetectorMap"),
+    ):
+        found = re.search(
+            rf"^    {table}: .*?= \{{\n(.*?)^    \}}", (root / path).read_text(), re.MULTILINE | re.DOTALL
+        )
+        assert found, f"{path} has no {table}"
+        names[option] = sorted(["auto", *re.findall(r'^ +"([^"]+)": ', found[1], re.MULTILINE)])
+    return names
+
+
 def _has_sglang(entry: str) -> bool:
     return _is_in(entry, "sglang.srt")
 
@@ -84,6 +110,7 @@ def _has_sglang(entry: str) -> bool:
 _METRICS = {"sglang": _sglang_metrics}
 """vLLM's are recorded from its running server, by `make test-vllm`."""
 _PARSERS = {"vllm": _vllm_parser, "sglang": _sglang_parser}
+_OUTPUT_PARSERS = {"vllm": _vllm_parsers, "sglang": _sglang_parsers}
 
 
 def _describe(action: argparse.Action) -> dict[str, Any]:
@@ -126,6 +153,8 @@ def main() -> None:
         recording["metrics"] = _METRICS[asked.engine]()
     # With those that are accepted and hidden from its help.
     options = {name: _describe(action) for name, action in made._option_string_actions.items()}
+    for name, choices in _OUTPUT_PARSERS[asked.engine]().items():
+        options[name]["choices"] = choices
     write(asked.output or FOLDER / f"{asked.package}.json", recording, options)
 
 

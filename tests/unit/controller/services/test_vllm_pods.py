@@ -52,6 +52,29 @@ def test_processes_of_the_engine_share_more_memory_than_64_mib(accelerator: Acce
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
 
 
+@pytest.mark.parametrize(
+    ("image", "is_known"),
+    [
+        (None, True),
+        ("registry.example:5000/mirror/vllm:v0.33.0", True),
+        ("vllm/vllm-openai:v0.33.0-aarch64", True),
+        ("registry.example:5000/mirror/vllm", False),
+        ("vllm/vllm-openai:v0.9.0", False),
+        (f"vllm/vllm-openai@sha256:{'0' * 64}", False),
+    ],
+)
+def test_pod_gets_the_parsers_of_the_models_template_if_its_image_has_them(
+    image: str | None, *, is_known: bool
+) -> None:
+    manifest = weights()
+    manifest["status"]["gguf"]["chatFormat"] = "hermes-think"
+    chat = chat_service(hardware={"accelerator": "nvidia"}, runtime="vllm", image=image, **MEMORY)
+    (made,) = list_applied(decide_chat(chat, (MODELS, manifest)), DEPLOYMENTS)
+    arguments = made["spec"]["template"]["spec"]["initContainers"][0]["args"]
+    chosen = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
+    assert arguments[-5:] == chosen if is_known else not set(chosen) & set(arguments)
+
+
 def test_remark_about_an_engine_is_in_a_condition() -> None:
     for engine, is_remarked in (("tgi", True), ("vllm", False)):
         chat = chat_service(hardware={"accelerator": "nvidia"}, runtime=engine, **MEMORY)

@@ -267,6 +267,21 @@ def test_error_of_an_engine_is_translated_by_its_table() -> None:
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+        'tool_choice="required" requires --tool-call-parser to be set',
+    ],
+)
+def test_refusal_of_tools_has_the_way_out(message: str) -> None:
+    raw = json.dumps({"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}).encode()
+    refusal = errors.translate_engine_error(400, raw, "ns/chat", "vllm")
+    assert refusal.status == 400
+    assert str(refusal).startswith(f"service ns/chat: {message}; the form of the model's tool calls is not known")
+    assert "spec.extraArgs" in str(refusal)
+
+
+@pytest.mark.parametrize(
     ("error", "kind"),
     [
         (errors.bad_request("no"), "invalid_request_error"),
