@@ -6,6 +6,7 @@ argument that is not in the table is refused, as llama-server refuses unknown ar
 worse than not to serve. No other module imports the wheel.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -151,6 +152,7 @@ _TABLE: dict[str, _Value | _Switch] = {
     "--no-cache-prompt": _Switch("cache_prompt", value=False),
     "-kvu --kv-unified": _Switch("kv_unified", value=True),
     "-no-kvu --no-kv-unified": _Switch("kv_unified", value=False),
+    "--kv-unified-per-slot": _Value("kv_unified_per_slot", int),
     "--swa-full": _Switch("swa_full", value=True),
     "--context-shift": _Switch("ctx_shift", value=True),
     "--no-context-shift": _Switch("ctx_shift", value=False),
@@ -183,8 +185,8 @@ _TABLE: dict[str, _Value | _Switch] = {
     "--repeat-penalty": _Value("sampling.penalty_repeat", float),
 }
 
-# The only one of llama-server's variables that is read here: as an argument, an older llama-server would refuse it.
-_LOAD_MODE_VARIABLE = "LLAMA_ARG_LOAD_MODE"
+# The only ones of llama-server's variables that are read here: as arguments, an older llama-server would refuse them.
+_VARIABLES = {"LLAMA_ARG_LOAD_MODE": "-lm", "LLAMA_ARG_KV_UNIFIED_PER_SLOT": "--kv-unified-per-slot"}
 
 ARGUMENTS = {name: option for names, option in _TABLE.items() for name in names.split()}
 
@@ -200,12 +202,9 @@ def parse(argv: Sequence[str]) -> Any:
     parameters.cors_origins, parameters.cors_origins_explicit = "localhost", True
     parameters.cors_credentials = False
 
-    # The environment may state how weights are loaded, such as mmap or mlock.
-    if stated := os.environ.get(_LOAD_MODE_VARIABLE):
-        parameters.load_mode = _LOAD_MODE(stated)
-
-    # Names and values come from one iterator, from which each name takes its value.
-    remaining = iter(argv)
+    # Names and values come from one iterator, from which each name takes its value; arguments win over variables.
+    stated = [(name, os.environ[variable]) for variable, name in _VARIABLES.items() if os.environ.get(variable)]
+    remaining = iter([*itertools.chain.from_iterable(stated), *argv])
     for name in remaining:
         # A _Switch takes no value; a _Value has the function that reads its value.
         option = ARGUMENTS.get(name)

@@ -93,11 +93,20 @@ def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path) -> No
         (["-c", "1", "--ctx-size", "2"], "n_ctx", 2),
         (["--load-mode", "mmap+mlock"], "load_mode", xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP_MLOCK),
         (["--pooling", "mean"], "pooling_type", xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN),
+        (["--kv-unified-per-slot", "4096"], "kv_unified_per_slot", 4096),
         (["--rerank"], "pooling_type", xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK),
     ],
 )
 def test_values_reach_the_wheel(arguments: list[str], field: str, value: object) -> None:
     assert getattr(llama_launcher.parse(["-m", "m.gguf", *arguments]), field) == value
+
+
+def test_context_of_a_slot_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It must be llama-server's own variable.
+    assert b"LLAMA_ARG_KV_UNIFIED_PER_SLOT\0" in Path(xllamacpp.xllamacpp.__file__).read_bytes()
+    monkeypatch.setenv("LLAMA_ARG_KV_UNIFIED_PER_SLOT", "4096")
+    assert llama_launcher.parse(["-m", "m.gguf"]).kv_unified_per_slot == 4096
+    assert llama_launcher.parse(["-m", "m.gguf", "--kv-unified-per-slot", "1"]).kv_unified_per_slot == 1
 
 
 def test_load_mode_of_the_environment_counts_unless_an_argument_states_one(monkeypatch: pytest.MonkeyPatch) -> None:
