@@ -18,6 +18,11 @@ _CODES = {"exceed_context_size_error": "context_length_exceeded"}
 """Error types of engines, with the code that OpenAI's clients look for."""
 _UNKNOWN_PATHS = frozenset({"File Not Found", "Not Found", "404 page not found", ""})
 """Messages about an unknown path: of llama.cpp, of mlx-lm and all that uses FastAPI, of Ollama, and of TGI."""
+_TOO_LONG: Final = (
+    *("This model's maximum context length is", "max_tokens=", "Input validation error: `inputs` "),
+    *("Requested token count exceeds the model's maximum context length", "The input ("),
+)
+"""Begins of messages about more tokens than the context has: of vLLM (twice) and llama-cpp-python, TGI and SGLang."""
 _TYPES: Final[Mapping[int, str]] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -212,6 +217,9 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
         client_status = HTTPStatus.BAD_GATEWAY  # a client must not follow a redirect of an engine
     elif status == HTTPStatus.NOT_IMPLEMENTED:
         message = f"service {service} does not serve this path: its spec.mode is for another one ({message})"
+    elif kind in _CODES or message.startswith(_TOO_LONG):
+        client_status, kind = HTTPStatus.BAD_REQUEST, "exceed_context_size_error"
+        message = f"{message.rstrip('.')}: send less, or set spec.contextLength of the InferenceService"
     elif status == HTTPStatus.NOT_FOUND and message in _UNKNOWN_PATHS:
         message = f"service {service}: its engine does not serve this path ({message or 'not found'})"
 

@@ -17,6 +17,7 @@ from gateway.proxy.response_body import (
     rewrite_json,
 )
 from gateway.proxy.response_end import ResponseEnd
+from tests.support.pod_engines.dialects import DIALECTS
 
 
 def event(**fields: object) -> bytes:
@@ -248,6 +249,34 @@ def test_error_of_an_engine_is_translated_into_openais_form(
         expected[2],
         expected[3] or "engine_error",
     )
+
+
+LLAMA_TOO_LONG = {
+    "code": 400,
+    "message": "request (9050 tokens) exceeds the available context size (8192 tokens), try increasing it",
+    "type": "exceed_context_size_error",
+}
+INPUT_TOO_LONG = "The input (9050 tokens) is longer than the model's context length (8192 tokens)."
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, {"error": LLAMA_TOO_LONG}),
+        (400, DIALECTS["vllm"].too_long(9050, 50, 8192)),
+        (400, DIALECTS["vllm"].too_long(9, 9050, 8192)),
+        (400, DIALECTS["sglang"].too_long(9000, 50, 8192)),
+        (400, {"message": INPUT_TOO_LONG, "type": "BadRequestError", "code": 400}),
+        (422, DIALECTS["tgi"].too_long(9050, 50, 8192)),
+    ],
+)
+def test_prompt_that_is_too_long_is_refused_with_both_numbers_and_the_field_to_set(status: int, body: object) -> None:
+    answer = errors.translate_engine_error(status, json.dumps(body).encode(), "ns/chat")
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["type"], error["code"]) == (400, "invalid_request_error", "context_length_exceeded")
+    assert "9050" in error["message"]
+    assert "8192" in error["message"]
+    assert error["message"].endswith("send less, or set spec.contextLength of the InferenceService")
 
 
 def test_error_of_an_engine_is_translated_by_its_table() -> None:
