@@ -16,9 +16,10 @@ REQUEST_ID: Final = "X-Request-Id"
 _BEARER: Final = b"bearer "
 _VALID_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 # The token is the proxy's, not the engine's; a compressed response could not be rewritten; the others belong to the
-# connection with the client.
+# connection with the client. For a conversation with an id, llama-server goes on when the client is gone.
 _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
     *(b"content-length", b"authorization", b"x-api-key", b"host", b"expect", b"accept-encoding", b"x-request-id"),
+    b"x-conversation-id",
 }
 
 

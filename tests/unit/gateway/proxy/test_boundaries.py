@@ -42,6 +42,22 @@ async def test_fields_of_an_engine_that_concern_browsers_do_not_reach_clients(
     assert names == {"content-type", "content-length", "date", "x-kept", "x-request-id"}
 
 
+async def test_client_cannot_have_the_engine_go_on_without_it(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:
+    """llama-server generates to the end, for nobody, if a request has the id of a conversation."""
+    names: list[str] = []
+
+    async def note(request: web.BaseRequest) -> web.StreamResponse:
+        names.extend(name.lower() for name in request.headers)
+        return web.json_response({"choices": []})
+
+    async with fake_engine(note) as backend:
+        url = await proxy.serve(backend)
+        async with post_chat(http, url, headers={"X-Conversation-Id": "a", "X-Other": "b"}) as response:
+            assert response.status == 200
+    assert "x-conversation-id" not in names
+    assert "x-other" in names
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/health"])
 async def test_client_without_the_token_learns_no_name(
     proxy: ProxyProcess, http: aiohttp.ClientSession, path: str
