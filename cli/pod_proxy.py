@@ -94,14 +94,14 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
     metavar="SOURCE",
     help="Model that the engine gets before the first request: ollama://NAME:TAG, or the path of a GGUF file.",
 )
-@click.option("--context-length", type=click.IntRange(1), help="With --source: tokens of context of a request.")
+@click.option("--context-length", type=click.IntRange(1), help="Tokens of context of a request. Default: unknown.")
+@click.option("--shared-tokens", type=click.IntRange(0), help="Tokens beyond one context that its slots share.")
 @allow_private_sources
 @click.option("--termination-log", type=PATH, help="File for the message of a failure.")
 def command(
     *,
     options: PodProxyOptions,
     source: str | None,
-    context_length: int | None,
     allowed_networks: Networks,
     termination_log: Path | None,
 ) -> None:
@@ -116,7 +116,7 @@ def command(
     """
     log_libraries()
     # preparation: brings the model into the engine; None: the engine starts with its model
-    preparation = _plan_preparation(options, source, context_length, allowed_networks) if source else None
+    preparation = _plan_preparation(options, source, allowed_networks) if source else None
     try:
         uvloop.run(run_pod_proxy(options, preparation))
     except PodProxyError as error:
@@ -129,16 +129,16 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-def _plan_preparation(options: PodProxyOptions, source: str, context_length: int | None, networks: Networks) -> Prepare:
+def _plan_preparation(options: PodProxyOptions, source: str, networks: Networks) -> Prepare:
     """Return the call that brings the model of `source` into the engine, as for Ollama, which starts without a model.
 
     Raises click.UsageError: the engine gets no model so, or its name for the model or the context length is missing.
     """
     # pod.prepare: brings the model into an engine that starts without one; None: the engine needs no such call
     pod = find_runtime(options.engine).pod
-    if not (pod and pod.prepare and options.model and context_length):
+    if not (pod and pod.prepare and options.model and options.context_length):
         raise click.UsageError("--source needs an --engine that gets its model, --engine-model and --context-length")
-    model = PodModel(options.engine_port, options.model, source, context_length, networks)
+    model = PodModel(options.engine_port, options.model, source, options.context_length, networks)
     return functools.partial(_prepare, pod.prepare, model)
 
 

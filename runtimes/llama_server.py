@@ -213,6 +213,12 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=_SWITCHES,
     errors=_ERRORS,
+    prompt_counts={
+        "chat": "/v1/chat/completions/input_tokens",
+        "completions": "/tokenize",
+        "messages": "/v1/messages/count_tokens",
+        "responses": "/v1/responses/input_tokens",
+    },
     quantizations=GGUF_QUANTIZATIONS,
     speed_priors=LLAMA_SPEED,
     memory=LlamaMemory(

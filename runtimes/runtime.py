@@ -106,6 +106,8 @@ class Runtime:
     """Its start in pods; None: it runs on hosts only."""
     errors: ErrorTable = ()
     """Its errors that are not what their status says."""
+    prompt_counts: Mapping[str, str] = field(default_factory=dict)
+    """By route of the proxy: the path that counts the tokens of a prompt. Empty: none, nor does it run out of cells."""
     schema_limits: SchemaLimits | None = None
     """The schemas that end it; None: it survives all."""
     quantizations: Quantizations = field(default_factory=dict)

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 import httptools
@@ -72,6 +72,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Tells whether data or the end of the connection waits in the socket, which `connection_made` registers."""
         self._parser: httptools.HttpResponseParser | None = None
         self._paused = False
+        self._on_closed: Callable[[], None] | None = None
         self._expect_response(None)
 
     def _expect_response(self, receiver: ResponseReceiver | None) -> None:
@@ -118,11 +119,19 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._transport.writelines([head, *body])
 
-    def abort(self) -> None:
-        """End the call: close the connection at once, so that the upstream stops its work."""
-        self._receiver = None
-        if self._transport:
+    def abort(self, on_closed: Callable[[], None] | None = None) -> None:
+        """End the call: close the connection at once, so that the upstream stops its work.
+
+        With `on_closed`, close this side only, and call it when the upstream has stopped, and closes the other side.
+        """
+        self._receiver, self._on_closed = None, on_closed
+        if self._transport and on_closed:
+            self.resume_reading()
+            self._transport.write_eof()
+        elif self._transport:
             self._transport.abort()
+        elif on_closed:
+            on_closed()
 
     def pause_reading(self) -> None:
         """Stop the upstream, because the reader of the response is slow."""
@@ -153,6 +162,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._fail(str(exc) if isinstance(exc, OSError) else "it closed the connection")
         self._parser = None
         self._pool.forget(self)
+        if self._on_closed:
+            self._on_closed()
 
     def eof_received(self) -> bool:
         """Close the connection: an upstream that has sent its last byte is done."""
@@ -299,7 +310,7 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.fail_response(UpstreamBrokeOffError(reason, was_stale=was_stale))
 
     def _close(self) -> None:
-        if self._transport:
+        if self._transport and not self._on_closed:
             self._transport.abort()
 
 

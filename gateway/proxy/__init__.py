@@ -7,7 +7,7 @@ each do one part:
 2. path and token: `paths`, the served paths; `inference_head`, the decision whether the client may use the listener,
    and all that follows from a head that clients repeat
 3. body and service: `request_body`, memory for the body and the model in it; `router`, the model's service
-4. queue: `request_queue`, wait until a backend has a free slot; `load_balancer`, pick the least busy backend
+4. queue: `request_queue` and `token_lanes`, wait for a slot and for cells; `load_balancer`, pick the least busy backend
 5. upstream: `upstream_request`, send the request to the engine
 6. stream back: `upstream_request` again; `response_body`, rewrite and count what the engine sends; `responses_stream`,
    complete the events of /v1/responses; `response_end`, who was at fault if it is not whole, and the client's error

@@ -28,6 +28,10 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     """The key that the engine itself requires, as a shared daemon may; None: it requires none."""
     engine: str | None = None
     """The engine's name, by which its errors are understood; None: it is not known, and only their status counts."""
+    context_length: Annotated[int, Meta(ge=1)] | None = None
+    """The most tokens that one request may use, for clients; None: it is not known."""
+    shared_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """The cells beyond one context in the cache that its slots share; None: they share none. See `token_lanes`."""
 
     def __repr__(self) -> str:
         key = "..." if self.api_key else None

@@ -185,7 +185,7 @@ async def _report_counts(connection: socket.socket, listeners: Listeners) -> Non
     reported: dict[str, int] | None = None
     with connection, suppress(OSError):
         while True:
-            counts = dict(listeners.in_flight.counts())
+            counts = listeners.unfinished_counts()
             if counts != reported:
                 await loop.sock_sendall(connection, msgspec.json.encode(counts) + b"\n")
                 reported = counts

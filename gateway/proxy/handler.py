@@ -96,7 +96,7 @@ def _list_models(exchange: Exchange, router: Router, only_name: str) -> None:
 
     # One model is an object of its own; all of them are a list.
     models = [
-        {"id": name, "object": "model", "created": services[name].created, "owned_by": "pomona"}
+        {"id": name, "object": "model", "created": services[name].created, "owned_by": "pomona"} | services[name].limits
         for name in ([only_name] if only_name else served)
     ]
     answer = models[0] if only_name else {"object": "list", "data": models}

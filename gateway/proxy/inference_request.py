@@ -35,7 +35,8 @@ from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.router import Router
 from gateway.proxy.service import Service
-from gateway.proxy.upstream_request import UpstreamRequest
+from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
+from gateway.proxy.upstream_request import UpstreamRequest, count_prompt
 
 BODY_LIMIT_BYTES: Final = 64 << 20
 CLIENT_GONE: Final = 499
@@ -97,6 +98,9 @@ class InferenceRequest:
         """The request to a backend, one of whose slots it holds."""
         self._tried_uids: list[str] = []
         """Backends that accepted no connection."""
+        self.demand = ALONE
+        """The tokens that it may use, read where slots share cells; `reserved` is what a backend keeps for it."""
+        self.reserved = 0
 
         exchange.send_continue()
 
@@ -183,7 +187,9 @@ class InferenceRequest:
 
         # A free slot means that a backend may work on one more request.
         self._phase_began = time.monotonic()
-        if backend := service.queue.take_free_slot():
+        if service.sharing:
+            self.demand = read_demand(self.route, body.fields)
+        if backend := service.queue.take_free_slot(self):
             self.take_slot(backend)
         elif not service.has_backend:
             raise self._build_no_backend_error(service)
@@ -192,6 +198,17 @@ class InferenceRequest:
             raise errors.queue_full(service.config.name, service.queue.estimate_retry_seconds())
         else:
             service.queue.enqueue(self)
+            if service.sharing:
+                self._task = asyncio.get_running_loop().create_task(self._count_tokens(service, service.sharing))
+
+    async def _count_tokens(self, service: Service, backend: Backend) -> None:
+        """Count the tokens of a request that waits; if they are few, it may start in the short lane."""
+        shared_tokens = backend.shared_tokens or 0
+        limit = read_limit(self.route, self.body.fields) if self.demand == UNKNOWN else 0
+        if 0 < limit < shared_tokens and len(self.body.content) < 1 << 20:
+            tokens = limit + await count_prompt(backend, self.route, self.body)
+            self.demand = tokens if tokens <= shared_tokens else UNKNOWN
+        service.queue.admit_waiting()
 
     def refuse_slot(self) -> None:
         """End, because the service has lost its last backend."""
@@ -230,9 +247,9 @@ class InferenceRequest:
         # Give back the slot of this backend; `service.queue` goes on counting the request.
         self._tried_uids.append(backend.uid)
         self._upstream = None
-        self._shared.in_flight.end(backend.uid)
+        self._shared.in_flight.end(backend.uid, self.reserved)
 
-        if other_backend := service.take_other_backend(self._tried_uids):
+        if other_backend := service.take_backend(self, self._tried_uids):
             self._send_to(other_backend, service)
         else:  # it holds no slot any more
             service.queue.finish_request(time.monotonic() - self._phase_began)
@@ -317,7 +334,7 @@ class InferenceRequest:
         self._service = None  # so that another call does nothing more
         if upstream:  # it holds a slot, which is given back here
             upstream.forget_answer()
-            self._shared.in_flight.end(upstream.backend.uid)
+            upstream.free_slot()
             service.queue.finish_request(time.monotonic() - self._phase_began)  # the time in the slot
         service.record_request(self)
         self._upstream = None  # it refers to this object, which must not wait for the garbage collector

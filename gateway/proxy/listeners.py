@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -134,8 +135,17 @@ class Listeners:
     def release(self) -> None:
         """Leave listening to the proxy that has taken over; requests go on, also those that wait in queues."""
         self._draining = True
+        for service in self.services.values():
+            if service.sharing:
+                service.queue.limit = -1  # the newer proxy reckons with the requests that are here, and with no more
         for name in list(self._bound):
-            self._unbind(name, close_idle=False)
+            self._unbind(name, close_idle=any(service.sharing for service in self.services.values()))
+
+    def unfinished_counts(self) -> dict[str, int]:
+        """Return the requests by backend: those in flight, and those that wait for shared cells, and may follow."""
+        services = self._services_by_backend
+        waiting = {uid: service.queue.queued for uid, service in services.items() if service.sharing}
+        return dict(Counter(self.in_flight.counts()) + Counter(waiting))
 
     async def wait_released(self, timeout_seconds: float) -> None:
         """After `release`, wait until the last request has ended, or for `timeout_seconds`."""

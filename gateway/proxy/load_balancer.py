@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gateway.proxy.config import Backend
+from gateway.proxy.token_lanes import ALONE, UNKNOWN
 
 
 class InFlight:
@@ -28,13 +29,27 @@ class InFlight:
         """By backend: the time at which its last request ended."""
         self._counts_elsewhere: Counter[str] = Counter()
         """The part of the counts that are of an older proxy, as `count_elsewhere` got them last."""
+        self._reserved: Counter[str] = Counter()  # the tokens that running requests may use, by backend
 
     def counts(self) -> Mapping[str, int]:
         """Return the number of requests in flight by backend, without backends that have none."""
         return self._counts
 
-    def begin(self, uid: str) -> None:
-        """Count one more request to `uid`."""
+    def find_reservation(self, backend: Backend, demand: int) -> int | None:
+        """Return the tokens to reserve for a request, UNKNOWN in the long lane, 0 without lanes; None: it must wait."""
+        if backend.shared_tokens is None:
+            return 0
+        # Of the requests of an older proxy, one may be in the long lane, and several may fill both lanes.
+        used = self._reserved[backend.uid] + (0, UNKNOWN, ALONE)[min(self._counts_elsewhere[backend.uid], 2)]
+        if used < ALONE and used % UNKNOWN + demand <= backend.shared_tokens:
+            return demand
+        is_long_lane_free = used < UNKNOWN if demand < ALONE else not used
+        return max(demand, UNKNOWN) if is_long_lane_free else None
+
+    def begin(self, uid: str, reserved: int = 0) -> None:
+        """Count one more request to `uid`, and the tokens that it reserves."""
+        if reserved:
+            self._reserved[uid] += reserved
         if uid not in self._counts:
             self._counts[uid] = 0
         self._counts[uid] += 1
@@ -42,11 +57,13 @@ class InFlight:
             self._next_begin.set()
             self._next_begin = None
 
-    def end(self, uid: str) -> None:
-        """Count one request to `uid` less."""
+    def end(self, uid: str, reserved: int = 0) -> None:
+        """Count one request to `uid` less, and the tokens that it has reserved."""
+        if reserved:
+            self._reserved[uid] -= reserved
         self._counts[uid] -= 1
         if self._counts[uid] == 0:
-            del self._counts[uid]
+            del self._counts[uid], self._reserved[uid]
             self._last_ended_at[uid] = time.monotonic()
             if uid in self._idle_events:
                 self._idle_events.pop(uid).set()
@@ -57,13 +74,13 @@ class InFlight:
 
         `counts` replaces those of the call before: the difference begins or ends as many requests.
         """
-        for uid in {*self._counts_elsewhere, *counts}:
+        before, self._counts_elsewhere = self._counts_elsewhere, Counter(counts)  # `end` admits by the new ones
+        for uid in {*before, *counts}:
             # One of the two ranges is empty, because its difference is not positive.
-            for _ in range(counts.get(uid, 0) - self._counts_elsewhere[uid]):
+            for _ in range(counts.get(uid, 0) - before[uid]):
                 self.begin(uid)
-            for _ in range(self._counts_elsewhere[uid] - counts.get(uid, 0)):
+            for _ in range(before[uid] - counts.get(uid, 0)):
                 self.end(uid)
-        self._counts_elsewhere = Counter(counts)
 
     def idle_seconds(self, uid: str) -> float | None:
         """Return the seconds since the last request to `uid` ended: 0 while one is in flight, None if none ever was."""

@@ -74,6 +74,10 @@ class PodProxyOptions(NamedTuple):
     """The engine's name, by which its errors and metrics are understood; None: it is not known."""
     concurrency: int | None = None
     """The requests that the engine works on at once; None: no limit."""
+    context_length: int | None = None
+    """The most tokens of a request; None: it is not known."""
+    shared_tokens: int | None = None
+    """The cells of the engine's cache beyond one context; None: its slots share none."""
     drain_seconds: float = 30.0
     hang_seconds: float = HANG_SECONDS
     loading_seconds: float = math.inf
@@ -215,6 +219,8 @@ def _build_config(options: PodProxyOptions, tokens: "MountedToken", *, is_servin
         url=options.engine_url,
         draining=not is_serving,
         concurrency=options.concurrency,
+        context_length=options.context_length,
+        shared_tokens=options.shared_tokens,
         model=options.model,
         engine=options.engine,
     )

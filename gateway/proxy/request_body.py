@@ -67,6 +67,8 @@ class RequestBody:
         self.content = content
         self.model = model
         self.schema_demand = schema_demand
+        self.fields = other_fields if isinstance(other_fields, dict) else {}
+        """The fields beside the model; of a scanned body the first bytes of each."""
 
         # The client wants a stream. A large body is scanned and not decoded: of that, this is not known, and False.
         self.streams = isinstance(other_fields, dict) and other_fields.get(_STREAM) == _TRUE  # the JSON text `true`
@@ -202,7 +204,9 @@ def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
     view = memoryview(content)  # its slices share the content's memory
     other_fields: Pieces = [view[start:end] for start, end in fields.other_ranges]
     demand = fields.schemas.demand
-    return RequestBody(content, fields.model, other_fields, loads_weights=fields.loads_weights, schema_demand=demand)
+    body = RequestBody(content, fields.model, other_fields, loads_weights=fields.loads_weights, schema_demand=demand)
+    body.fields = fields.begins
+    return body
 
 
 class _FieldReader:
@@ -212,6 +216,7 @@ class _FieldReader:
         self.model: str | None = None
         self.loads_weights = False
         self.schemas = SchemaReader()
+        self.begins: dict[str, msgspec.Raw] = {}
         self.other_ranges: list[tuple[int, int]] = []
         """Start and end of what an engine may get: all but the model and fields that load weights. A range may have
         several fields, with the commas between them."""
@@ -246,6 +251,7 @@ class _FieldReader:
 
         # 2. Any other field: check its media and schemas, and keep its range.
         yield from self._media.read_field(lowered)
+        self.begins[key] = msgspec.Raw(bytes(scanner.text[value_start : min(scanner.position, value_start + 32)]))
         if lowered in SCHEMA_FIELDS:
             self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.position]))
         if self._last_was_kept:  # nothing that is left out lies between that field and this one: one range has both

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gateway.proxy.config import Backend
+from gateway.proxy.token_lanes import UNKNOWN
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
@@ -28,7 +29,7 @@ class RequestQueue:
         limit: how many requests may wait.
     """
 
-    def __init__(self, take_slot: Callable[[], Backend | None], limit: int) -> None:
+    def __init__(self, take_slot: Callable[["InferenceRequest"], Backend | None], limit: int) -> None:
         self.limit = limit
         self.in_flight = 0
         """The requests that hold a slot of a backend: the right to be one of those that it works on."""
@@ -42,11 +43,11 @@ class RequestQueue:
         """The number of requests that wait."""
         return len(self._waiting)
 
-    def take_free_slot(self) -> Backend | None:
+    def take_free_slot(self, request: "InferenceRequest") -> Backend | None:
         """Take a free slot for a request that has not waited; None if none is free, or others wait for it."""
-        if self._waiting:
+        if self._waiting or self.limit < 0:
             return None
-        slot = self._take_slot()
+        slot = self._take_slot(request)
         if slot is not None:
             self.in_flight += 1
         return slot
@@ -69,6 +70,7 @@ class RequestQueue:
         """Forget a request that waits, because its client has hung up."""
         with suppress(ValueError):
             self._waiting.remove(request)
+            self.admit_waiting()  # smaller ones may have waited behind it
 
     def finish_request(self, seconds: float) -> None:
         """Count a request as ended, which held its slot for `seconds`, and update the mean of these times."""
@@ -77,10 +79,18 @@ class RequestQueue:
         self._mean_seconds += weight * (seconds - self._mean_seconds)
 
     def admit_waiting(self) -> None:
-        """Give the free slots to waiting requests."""
-        while self._waiting and (slot := self._take_slot()) is not None:
-            self.in_flight += 1
-            self._waiting.popleft().take_slot(slot)
+        """Give the free slots to waiting requests; those for the short lane overtake those for the long one."""
+        position = 0
+        while position < len(self._waiting):
+            request = self._waiting[position]
+            if slot := self._take_slot(request):
+                del self._waiting[position]
+                self.in_flight += 1
+                request.take_slot(slot)  # this may admit others
+                position = -1
+            elif request.demand != UNKNOWN:
+                break
+            position += 1
 
     def refuse_waiting(self) -> None:
         """Refuse all waiting requests, because no backend is left to serve them."""

@@ -38,8 +38,9 @@ class Service:
         self.model = config.model
         """The clients' name for the model; it follows from the name, which never changes."""
         self.created = int(time.time())
-        self.queue = RequestQueue(self._take_slot, config.queue_limit)
+        self.queue = RequestQueue(self.take_backend, config.queue_limit)
         self._in_flight = in_flight
+        self.update(config)
         self.metrics = ServiceMetrics()
         self._running: set[InferenceRequest] = set()
         """Requests that wait in the queue or are being answered."""
@@ -50,6 +51,11 @@ class Service:
         """Apply `config` from the next decision on; refuse the waiting requests if no backend is left."""
         self.config = config
         self.queue.limit = config.queue_limit
+        self.sharing = next((backend for backend in config.backends if backend.shared_tokens is not None), None)
+        """A backend whose slots share cells; None: there is none."""
+        lengths = [backend.context_length for backend in config.backends if backend.context_length]
+        self.limits = {"max_model_len": min(lengths)} if lengths else {}
+        """The most tokens of a request, if they are known, by vLLM's name, which clients read in the list of models."""
         if self.has_backend:
             self.queue.admit_waiting()
         else:
@@ -60,11 +66,15 @@ class Service:
         """True if a backend takes new requests, now or when one of its slots is free."""
         return not all(backend.draining for backend in self.config.backends)
 
-    def take_other_backend(self, tried: Collection[str]) -> Backend | None:
-        """Take a backend, with or without a free slot, except those in `tried`, which accepted no connection."""
-        backend = pick_backend(self.config.backends, self._in_flight.counts(), tried)
+    def take_backend(self, request: "InferenceRequest", tried: Collection[str] = ()) -> Backend | None:
+        """Take a free slot of the least busy backend or, if some were tried and accept no connection, any other one."""
+        in_flight, backends, demand = self._in_flight, self.config.backends, request.demand
+        if self.sharing:
+            backends = tuple(backend for backend in backends if in_flight.find_reservation(backend, demand) is not None)
+        backend = pick_backend(backends, in_flight.counts(), tried, only_free=not tried)
         if backend:
-            self._in_flight.begin(backend.uid)
+            request.reserved = in_flight.find_reservation(backend, demand) or 0 if self.sharing else 0
+            in_flight.begin(backend.uid, request.reserved)
         return backend
 
     @property
@@ -79,13 +89,6 @@ class Service:
             in_flight=self.queue.in_flight,
             queued=self.queue.queued,
         )
-
-    def _take_slot(self) -> Backend | None:
-        """Take a free slot of the least busy backend; None if there is none."""
-        backend = pick_backend(self.config.backends, self._in_flight.counts(), only_free=True)
-        if backend:
-            self._in_flight.begin(backend.uid)
-        return backend
 
     def begin_request(self, request: "InferenceRequest") -> None:
         """Count a request as running."""

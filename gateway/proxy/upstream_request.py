@@ -7,8 +7,11 @@ filling the proxy's memory.
 import asyncio
 import functools
 import time
+from contextlib import closing
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from gateway.event_log import log
 from gateway.http.headers import HOP_BY_HOP, Headers
@@ -17,10 +20,12 @@ from gateway.http.upstream_pool import NotAcceptedError
 from gateway.proxy import errors, paths
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
+from gateway.proxy.request_body import RequestBody
 from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBody, TokenCount, TokenStream
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import ResponsesStream
 from gateway.proxy.service import Service
+from gateway.proxy.token_lanes import UNKNOWN
 from runtimes.engine_errors import judge_error, read_error
 from runtimes.registry import find_runtime
 
@@ -44,7 +49,8 @@ class UpstreamRequest:
         self._request = request
         self._exchange = request.exchange
         self._service = service
-        self._pool = shared.pool
+        self._shared = shared
+        self._frees_late = backend.shared_tokens is not None and bool(find_runtime(backend.engine).prompt_counts)
 
         # The health of the backend is judged by its answers, of which this is one.
         self._backend_past = shared.health.observe_backend(backend.uid)
@@ -83,7 +89,7 @@ class UpstreamRequest:
     def send(self) -> None:
         """Send the request over a kept connection, or a new one."""
         try:
-            if connection := self._pool.take_idle(self.backend.url):
+            if connection := self._shared.pool.take_idle(self.backend.url):
                 self._send_over(connection)
             else:
                 self._connect()
@@ -95,8 +101,16 @@ class UpstreamRequest:
         self._cancelled = True
         if self._task:
             self._task.cancel()
-        if self._connection:
+        if self._connection and not self._frees_late:
             self._connection.abort()
+
+    def free_slot(self) -> None:
+        """Give the slot back. A cancelled request keeps shared cells until the backend closes the connection."""
+        in_flight, uid, reserved = self._shared.in_flight, self.backend.uid, self._request.reserved
+        if self._cancelled and self._connection and self._frees_late:
+            self._connection.abort(functools.partial(in_flight.end, uid, reserved))
+        else:
+            in_flight.end(uid, reserved)
 
     def forget_answer(self) -> None:
         """Note that the answer, if it has not ended, shows nothing of the backend."""
@@ -119,7 +133,7 @@ class UpstreamRequest:
         """Send the request over a new connection; if there is none, try another backend or fail."""
         try:
             try:
-                connection = await self._pool.connect(self.backend.url)
+                connection = await self._shared.pool.connect(self.backend.url)
             except NotAcceptedError as error:
                 self._note_not_accepted(error)
             else:
@@ -345,6 +359,26 @@ class UpstreamRequest:
         self._request.error = "engine_broke_off"
         self._note_failure("broken off")
         self._request.send_error(errors.response_broken_off(name) if streaming else errors.upstream_failed(name))
+
+
+async def count_prompt(backend: Backend, route: str, body: RequestBody) -> int:
+    """Return the tokens of a prompt, more if the engine cannot count them, UNKNOWN if it does not answer."""
+    path = find_runtime(backend.engine).prompt_counts.get(route)
+    if path is None:
+        return len(body.content) + 256  # a template adds some
+    text = b"".join(body.render_for_engine(backend.model))
+    if route == "completions":  # the prompt has no template
+        text = msgspec.json.encode({"content": body.fields.get("prompt"), "add_special": True})
+    head = b"POST %b HTTP/1.1\r\n%b" % (path.encode(), _backend_fields(backend.url, backend.api_key))
+    try:
+        reader, writer = await asyncio.open_connection(*backend.url.removeprefix("http://").split(":"), limit=1 << 20)
+        with closing(writer):
+            writer.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(text), text))
+            answer = await reader.readuntil(b"}")  # of an error, which has an object within another, this is no JSON
+        count = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
+        return len(count["tokens"]) if route == "completions" else int(count["input_tokens"])
+    except (OSError, EOFError, asyncio.LimitOverrunError, msgspec.DecodeError, LookupError, TypeError, ValueError):
+        return UNKNOWN
 
 
 def _is_error(status: int) -> bool:

@@ -46,6 +46,8 @@ CONFIG = ProxyConfig(
                     model="/weights/x",
                     api_key="key",
                     engine="llama.cpp",
+                    context_length=4096,
+                    shared_tokens=1024,
                 ),
             ),
             queue_limit=7,
@@ -70,6 +72,8 @@ CONFIG_JSON = {
                     "model": "/weights/x",
                     "apiKey": "key",
                     "engine": "llama.cpp",
+                    "contextLength": 4096,
+                    "sharedTokens": 1024,
                 }
             ],
             "previousToken": None,

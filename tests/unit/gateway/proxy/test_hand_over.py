@@ -21,6 +21,8 @@ from gateway.proxy.config import ProxyConfig
 from gateway.proxy.control_socket import HAND_OVER_SOCKET, LAST_SOCKET, claim_socket, send_inheritance
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
+    AUTHORIZED,
+    CHAT,
     DONE_EVENT,
     GatedEngine,
     ProxyProcess,
@@ -109,8 +111,45 @@ async def test_stream_and_queue_of_the_older_proxy_go_on_and_are_counted_by_the_
                 assert new.client.socket.exists()
 
 
-async def read_all(http: aiohttp.ClientSession, url: str) -> bytes:
-    async with post_chat(http, url) as response:
+async def test_requests_of_both_proxies_fit_into_the_cells_that_they_share(
+    old: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    """The older proxy has a long request, and one that waits; the newer one sends a short one only after that."""
+    chats: list[int] = []
+    gates = [asyncio.Event() for _ in range(3)]
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        chats.append(json.loads(await request.read()).get("max_tokens", 0))
+        await gates[len(chats) - 1].wait()
+        return web.json_response({"choices": []})
+
+    async with fake_engine(answer) as backend:
+        shared = structs.replace(backend, shared_tokens=600)
+        url = await old.serve(shared)
+        long = [asyncio.create_task(read_all(http, url)) for _ in range(2)]
+
+        async def is_queued() -> bool:
+            return (await old.stats()).queued == 1
+
+        await eventually(is_queued)
+        with run_proxy(old.client.socket, "--take-over") as new:
+            short = asyncio.create_task(read_all(http, url, max_tokens=20))
+
+            async def waits() -> bool:
+                return (await new.stats()).queued == 1
+
+            await eventually(waits)
+            assert (await new.client.state()).services[0].backends[0].in_flight == 2
+            gates[0].set()
+            await eventually(lambda: chats == [0, 0, 20])
+            for gate in gates:
+                gate.set()
+            assert [json.loads(text) for text in await asyncio.gather(*long, short)] == [{"choices": []}] * 3
+            assert await asyncio.to_thread(old.process.wait, 100) == 0
+
+
+async def read_all(http: aiohttp.ClientSession, url: str, **fields: int) -> bytes:
+    async with http.post(f"{url}/v1/chat/completions", json=CHAT | fields, headers=AUTHORIZED) as response:
         return await response.read()
 
 

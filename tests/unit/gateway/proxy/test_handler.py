@@ -44,8 +44,8 @@ async def hello(_request: web.BaseRequest) -> web.StreamResponse:
 
 async def test_request_to_a_dead_engine_is_sent_to_its_replacement() -> None:
     class ReplacedMeanwhile(InFlight):
-        def begin(self, uid: str) -> None:
-            super().begin(uid)
+        def begin(self, uid: str, reserved: int = 0) -> None:
+            super().begin(uid, reserved)
             tiny.config = structs.replace(dead, backends=(fresh,))
 
     in_flight = ReplacedMeanwhile(lambda _: None)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -69,6 +69,11 @@ class PodProxy(NamedTuple):
         async with post_chat(self.http, self.url) as response:
             return response.status
 
+    async def post(self, chat: dict[str, Any]) -> int:
+        """Return the status of a chat with this body."""
+        async with self.http.post(f"{self.url}/v1/chat/completions", json=chat, headers=AUTHORIZED) as response:
+            return response.status
+
     async def queued(self) -> float:
         """Return the number of requests that wait, by the metrics."""
         async with self.http.get(self.url + "/metrics", headers=AUTHORIZED) as response:
@@ -120,6 +125,23 @@ async def test_request_reaches_the_engine_with_the_token_only(run: Run, http: ai
         assert (engine.asked, engine.models) == (["/v1/chat/completions"], ["library/tiny:1b"])
         assert await proxy.status("/metrics") == 401
         assert await proxy.status("/metrics", **AUTHORIZED) == 200
+
+
+async def test_requests_share_the_cells_that_the_arguments_state(run: Run, http: aiohttp.ClientSession) -> None:
+    engine = Engine()
+    async with fake_engine(engine) as backend:
+        proxy = await run(backend, "--concurrency=4", "--context-length=2048", "--shared-tokens=512")
+        await proxy.until_health(200)
+        async with http.get(f"{proxy.url}/v1/models/tiny", headers=AUTHORIZED) as response:
+            assert (await response.json())["max_model_len"] == 2048
+        engine.answering.clear()
+        long = [asyncio.create_task(proxy.ask()) for _ in range(2)]
+        await eventually(lambda: bool(engine.asked))
+        short = asyncio.create_task(proxy.post(CHAT | {"max_tokens": 20}))
+        await eventually(lambda: len(engine.asked) == 2)
+        assert await proxy.queued() == 1
+        engine.answering.set()
+        assert await asyncio.gather(*long, short) == [200, 200, 200]
 
 
 async def test_metrics_are_those_of_the_proxy_and_of_the_engine(run: Run, http: aiohttp.ClientSession) -> None:

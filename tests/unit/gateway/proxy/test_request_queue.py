@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import cast
 
 import aiohttp
 import pytest
@@ -9,6 +10,7 @@ from aiohttp import web
 from msgspec import structs
 
 from gateway.proxy.config import Backend, ProxyConfig
+from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.request_queue import RequestQueue
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
@@ -24,8 +26,8 @@ from tests.unit.gateway.proxy.running_proxy import (
 def retry_seconds(*durations: float, in_flight: int) -> int:
     """Return what a refused client is told after requests that took so long, while others are in flight."""
     slots = [Backend("a", "http://127.0.0.1:1")] * (len(durations) + in_flight)
-    queue = RequestQueue(lambda: slots.pop() if slots else None, limit=0)
-    while queue.take_free_slot():
+    queue = RequestQueue(lambda _: slots.pop() if slots else None, limit=0)
+    while queue.take_free_slot(cast("InferenceRequest", None)):
         pass
     for seconds in durations:
         queue.finish_request(seconds)

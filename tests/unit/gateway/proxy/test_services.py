@@ -66,10 +66,21 @@ async def test_models_are_listed_under_the_service_name(proxy: ProxyProcess, htt
         async with http.get(f"{url}/v1/models", headers=AUTHORIZED) as response:
             (model,) = (await response.json())["data"]
         assert (model["id"], model["object"], model["owned_by"]) == ("tiny", "model", "pomona")
+        assert "max_model_len" not in model
         async with http.get(f"{url}/v1/models/tiny", headers=AUTHORIZED) as response:
             assert await response.json() == model
         async with http.get(f"{url}/v1/models/other", headers=AUTHORIZED) as response:
             assert (response.status, error_code(await response.json())) == (404, "model_not_found")
+
+
+async def test_model_is_listed_with_the_context_that_every_backend_has(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    backends = [Backend(str(length), "http://127.0.0.1:9", context_length=length) for length in (8192, 4096, None)]
+    url = await proxy.serve(*backends)
+    async with http.get(f"{url}/v1/models", headers=AUTHORIZED) as response:
+        (model,) = (await response.json())["data"]
+    assert model["max_model_len"] == 4096
 
 
 @pytest.mark.parametrize("backends", [(), (Backend("a", "http://127.0.0.1:9", draining=True),)])

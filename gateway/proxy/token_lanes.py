@@ -1,0 +1,35 @@
+"""The tokens that a request may use, where an engine's slots share the cells of one cache.
+
+They are those of one context, and `shared_tokens` more. llama.cpp ends every running request when no cell is free, so
+what runs must fit: in the long lane one request of any length, in the short lane those that provably need no more than
+the shared tokens together. A request takes the long lane if it is free. Only one that has to wait, and limits its
+answer, has its prompt counted: by the engine, if it can, else by its bytes.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+UNKNOWN: Final = 1 << 40
+"""The demand of a request that may use a whole context: more tokens than any short lane has."""
+ALONE: Final = 2 * UNKNOWN
+"""The demand of several answers, beside which no other request may run: each may use a whole context, and when cells
+are short, llama.cpp b11549 copies half a prompt for the second answer, which ends every running request."""
+_CHAT: Final = frozenset({"max_completion_tokens", "max_tokens", "n_predict"})
+_LIMITS: Final = {"chat": _CHAT, "completions": _CHAT, "messages": {"max_tokens"}, "responses": {"max_output_tokens"}}
+"""Routes that generate tokens, with the fields that limit an answer."""
+
+
+def read_demand(route: str, fields: Mapping[str, msgspec.Raw]) -> int:
+    """Return the tokens that a request may use before its prompt is counted: UNKNOWN, ALONE, or 0 without an answer."""
+    answers = {bytes(fields.get(name, b"1")) for name in ("n", "n_cmpl")}
+    has_one_answer = answers <= {b"1", b"null"} and bytes(fields.get("prompt", b""))[:1] != b"["
+    return 0 if route not in _LIMITS else UNKNOWN if has_one_answer else ALONE
+
+
+def read_limit(route: str, fields: Mapping[str, msgspec.Raw]) -> int:
+    """Return the most tokens that an answer may have: the largest limit, as engines differ in which counts; 0: none."""
+    stated = {name: bytes(fields[name]) for name in _CHAT.union(*_LIMITS.values()) & fields.keys()}
+    is_limited = _LIMITS[route] & stated.keys() and all(number.isdigit() for number in stated.values())
+    return max(map(int, stated.values())) if is_limited else 0
