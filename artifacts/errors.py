@@ -34,6 +34,7 @@ class ArtifactError(Exception):
         message: one line that names the object, the value and the remedy; contains no secret.
         retryable: True when the same call may succeed later without any change on this side.
         retry_after_seconds: the pause that the server asks for (Retry-After), at most an hour; 0 if it asks for none.
+        is_overload: True when the server has too many requests or connections (HTTP 429, 503).
 
     """
 
@@ -46,3 +47,4 @@ class ArtifactError(Exception):
         # True: the same call may succeed later. The pause is what the server asks for, 0 if it asks for none.
         self.retryable = retryable
         self.retry_after_seconds = retry_after_seconds
+        self.is_overload = False

@@ -17,6 +17,7 @@ from artifacts.formats.gguf_split import is_gguf_name
 from artifacts.partial_download import (
     DownloadRecord,
     PartialDownload,
+    Segment,
     hash_file,
     locked,
     read_download_record,
@@ -27,7 +28,7 @@ from artifacts.partial_download import (
 from artifacts.repositories import local_files
 from artifacts.repositories.repository import RangeRefused, ReadableFile, Repository, SourceAccess, SourceResponse
 from artifacts.repositories.schemes import open_repository
-from artifacts.retry import DEFAULT_PATIENCE, Backoff, Patience, SpeedFloor
+from artifacts.retry import Backoff, Connections
 from artifacts.source import Source, refuse_ollama_source
 from crds.size import size_text
 
@@ -35,6 +36,7 @@ ReportProgress = Callable[[int, int | None], None]
 """Called with the number of bytes present and the total number of bytes (None: unknown)."""
 MakeRoom = Callable[[int], Awaitable[None]]
 """Called with the number of bytes about to be written; it may free space."""
+_TO_ACCEPT = "delete the Model and create it again to accept the new file"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,7 @@ async def fetch(
         expected,
         on_progress=on_progress,
         make_room=make_room,
-        patience=access.patience,
+        connections=Connections(access.patience, source.display),
     )
 
 
@@ -128,12 +130,12 @@ async def fetch_file(
     *,
     on_progress: ReportProgress,
     make_room: MakeRoom | None = None,
-    patience: Patience = DEFAULT_PATIENCE,
+    connections: Connections,
 ) -> FetchedArtifact:
     """Download one file of a repository to `destination`, or return the expected file that is already there.
 
-    The destination is locked meanwhile: of several processes one downloads, and the others find the file. The other
-    arguments mean the same as in `fetch`.
+    The destination is locked meanwhile: of several processes one downloads, and the others find the file. Files that
+    are fetched at the same time share their `connections`. The other arguments mean the same as in `fetch`.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
@@ -147,9 +149,10 @@ async def fetch_file(
             # A record names source, revision, digest and size of a file that was verified before.
             record = await _find_present(destination, source, expected, on_progress)
             if not record:
-                async with repository.open_file(path, expected.revision) as opened:
-                    download = _Download(source, opened, expected, on_progress, make_room)
-                    record = await download.run(destination, patience)
+                partial = PartialDownload(destination, source.text)
+                async with contextlib.aclosing(partial), repository.open_file(path, expected.revision) as opened:
+                    download = _Download(source, opened, expected, on_progress, make_room, connections, partial)
+                    record = await download.run()
 
     # Progress ends with all bytes, also if none were downloaded.
     on_progress(record.size_bytes, record.size_bytes)
@@ -227,86 +230,142 @@ def _digest_if_gguf(path: Path, digest: str) -> str:
         return digest if file.read(len(MAGIC)) == MAGIC else ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Download:
-    """One file from one origin, over as many requests as patience allows."""
+    """One file from one origin, over as many connections and attempts as are allowed.
+
+    An attempt begins with one request for all that follows the first missing byte. If its response shows that the file
+    is divisible, it is read for one segment only, and each response brings one more worker for segment after segment.
+    """
 
     source: Source
     opened: ReadableFile
     expected: ExpectedFile
     on_progress: ReportProgress
     make_room: MakeRoom | None
+    connections: Connections
+    partial: PartialDownload
 
-    async def run(self, path: Path, patience: Patience) -> DownloadRecord:
-        """Download the file to `path`; after a failure, continue where it stopped.
+    # Revision of the first response of an attempt, and None before it; digest that the file must have, if one is known.
+    revision: str | None = None
+    digest: str | None = None
+    is_divisible: bool = True
+    workers: int = 1
+
+    async def run(self) -> DownloadRecord:
+        """Download the file; after a failure, continue with what is there.
 
         The loop ends with the complete file, or by the error that `pause_or_raise` raises again: one that no further
-        attempt can cure, the last one that `patience` allows, or one of a server that asks for too long a pause.
+        attempt can cure, the last one that patience allows, or one of a server that asks for too long a pause.
         """
-        backoff = Backoff(patience)
-        with contextlib.closing(PartialDownload(path, self.source.text)) as partial:
-            # Keep the bytes of an earlier process. The size of the whole file is not known yet (None).
-            await partial.resume(lambda done: self.on_progress(done, None))
+        backoff = Backoff(self.connections.patience)
+        self.partial.resume()  # the bytes of an earlier process
+        while True:
+            self.revision, self.workers = None, 1
+            try:
+                return await self._attempt()
+            except ArtifactError as error:
+                # The position shows progress: enough of it begins a new series of attempts.
+                pause = backoff.pause_or_raise(error, self.partial.size_bytes)
+                if error.reason == "SourceChanged" or not self.partial.validator:
+                    await self.partial.restart()  # without a validator, another version could be continued
+            await asyncio.sleep(pause)
 
-            while True:
-                try:
-                    return await self._attempt(partial, patience)
-                except ArtifactError as error:
-                    # The position shows progress: enough of it begins a new series of attempts.
-                    pause = backoff.pause_or_raise(error, partial.size_bytes)
-                # The server's file has no byte at the position to continue from.
-                except RangeRefused:
-                    changed = self._build_changed("file is now shorter than what was already fetched")
-                    pause = backoff.pause_or_raise(changed, partial.size_bytes)
-                    partial.discard()
-                await asyncio.sleep(pause)
+    async def _attempt(self) -> DownloadRecord:
+        """Fetch the missing bytes; verify the whole file, rename it and return its record. Raises ArtifactError.
 
-    async def _attempt(self, partial: PartialDownload, patience: Patience) -> DownloadRecord:
-        """Make one request for the missing bytes; verify the whole file, rename it and return its record.
-
-        A validator (an entity tag or a date) names the version of the file that the bytes belong to. It goes with the
-        request and is compared with the response, so that bytes of two versions are never joined.
-
-        Raises ArtifactError, and RangeRefused if the file on the server is shorter than what was fetched.
+        A validator (an entity tag or a date) names the version of the file that the bytes belong to. It goes with each
+        request and is compared with its response, so that bytes of two versions are never joined.
         """
-        if not partial.validator and partial.size_bytes:
-            partial.discard()  # without a validator, the server may continue with bytes of another version
+        partial = self.partial
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._fetch_segments(group))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
 
-        # Request the bytes from our position on. If the validator does not match, the server sends the whole file.
-        async with self.opened.read(partial.size_bytes, validator=partial.validator) as response:
-            # 1. Check that the response continues the file, or begins it.
-            expected_digest = self._check_response(response)
-            # Byte 0 comes at the first attempt, of a changed file, and from a server without ranges.
-            if response.first == 0:
-                await partial.restart(response.validator)
-            elif response.validator and response.validator != partial.validator:
-                # The server ignored If-Range: these bytes would be appended to bytes of another version.
-                partial.discard()
-                raise self._build_changed("file changed while it was fetched")
-
-            # 2. Write its bytes.
-            missing_bytes = response.size_bytes - partial.size_bytes
-            if self.make_room:
-                await self.make_room(missing_bytes)
-            require_space(partial.path, missing_bytes)
-            floor = SpeedFloor(patience, self.source.display)
-            async for block in response.blocks:
-                floor.count_bytes(len(block))
-                await partial.append(block)
-                self.on_progress(partial.size_bytes, response.size_bytes)
-
-        # 3. Verify the file.
-        if partial.size_bytes != response.size_bytes:
-            # A server may send less than the requested range: the next attempt requests the rest.
-            have = f"{size_text(partial.size_bytes)} of {size_text(response.size_bytes)}"
-            raise self.source.error("SourceUnreachable", f"the server ended the response at {have}", retryable=True)
-
-        if expected_digest and partial.sha256 != expected_digest:
+        # Verify the file.
+        sha256 = partial.digest.hexdigest()
+        if self.digest and sha256 != self.digest:
             # Bytes of an earlier process may be damaged by a power failure: one download from the start heals that.
-            may_heal, actual = partial.has_inherited_bytes, _digest_if_gguf(partial.partial_path, partial.sha256)
-            partial.discard()
-            raise build_mismatch(self.source, expected_digest, "the fetched file", actual, retryable=may_heal)
-        return await partial.finish(response.revision)
+            may_heal, actual = partial.has_inherited_bytes, _digest_if_gguf(partial.partial_path, sha256)
+            await partial.restart()
+            raise build_mismatch(self.source, self.digest, "the fetched file", actual, retryable=may_heal)
+        return await partial.finish(self.revision or "")
+
+    async def _fetch_segments(self, group: asyncio.TaskGroup) -> None:
+        """Fetch segments until none is left. Only the last worker raises its error: others leave their bytes to it."""
+        try:
+            while await self._fetch_segment(group):
+                pass
+        except RangeRefused:
+            raise self._build_changed("file is now shorter than what was already fetched") from None
+        except ArtifactError as error:
+            if self.revision is not None and not error.retryable:
+                # The range may be refused, and not the file: the first request of another attempt shows it.
+                self.is_divisible = False
+                error.reason, error.retryable = "SourceUnreachable", True
+            if self.workers == 1 or error.reason == "SourceChanged":
+                raise
+        finally:
+            self.workers -= 1
+
+    async def _fetch_segment(self, group: asyncio.TaskGroup) -> bool:
+        """Request and write a segment, if one is left; return whether it was. Raises ArtifactError and RangeRefused."""
+        partial, connections = self.partial, self.connections
+        async with connections.open():
+            is_first = self.revision is None
+            segment = partial.take_segment(connections.limit)
+            if segment is None:
+                return False
+            last = None if is_first else segment.end - 1
+            try:
+                async with self.opened.read(segment.position, last, partial.validator) as response:
+                    is_same = (response.validator, response.size_bytes) == (partial.validator, partial.total_bytes)
+                    if is_first:
+                        segment = await self._begin(response, segment, is_same=is_same)
+                        group.create_task(partial.hash_in_order())
+                    elif not is_same:
+                        raise self._build_changed("file changed while it was fetched")
+                    elif response.first != segment.position:
+                        raise self.source.error("SourceRefused", "the server ignored the range")
+                    start = segment.position
+                    if self.is_divisible and partial.free and self.workers < connections.limit:
+                        self.workers += 1
+                        group.create_task(self._fetch_segments(group))
+                    async for block in response.blocks:
+                        connections.count_bytes(len(block))
+                        await partial.write(segment, block[: segment.end - segment.position])
+                        self.on_progress(partial.size_bytes, response.size_bytes)
+                        if segment.position == segment.end:
+                            return True
+                # A server may send less than a range. Another request gets the rest, if its version can be known.
+                if segment.position < segment.end and not (self.is_divisible and segment.position > start):
+                    have = f"{size_text(partial.size_bytes)} of {size_text(partial.total_bytes)}"
+                    problem = f"the server ended the response at {have}"
+                    raise self.source.error("SourceUnreachable", problem, retryable=True)
+            finally:
+                partial.give_back(segment)
+        return True
+
+    async def _begin(self, response: SourceResponse, segment: Segment, *, is_same: bool) -> Segment:
+        """Check the first response, and begin or continue the file; return its segment. Raises ArtifactError."""
+        partial = self.partial
+        self.digest = self._check_response(response)
+        self.is_divisible = self.is_divisible and response.is_divisible
+        # Byte 0 comes at the first attempt, of a changed file, and from a server without ranges.
+        if not response.first and (segment.position or not is_same or not partial.validator):
+            await partial.restart(response.validator, response.size_bytes)
+        elif not is_same:
+            # The server ignored If-Range: these bytes would be joined with bytes of another version.
+            raise self._build_changed("file changed while it was fetched")
+        missing_bytes = response.size_bytes - partial.size_bytes
+        if self.make_room:
+            await self.make_room(missing_bytes)
+        require_space(partial.path, missing_bytes)
+        self.revision = response.revision
+        partial.give_back(segment)
+        return partial.take_segment(self.connections.limit if self.is_divisible else 1) or segment
 
     def _check_response(self, response: SourceResponse) -> str | None:
         """Compare size, digest and revision of a response with the expected file. Raises ArtifactError.
@@ -316,11 +375,10 @@ class _Download:
         expected = self.expected
 
         if expected.size_bytes is not None and response.size_bytes != expected.size_bytes:
-            raise self.source.error(
-                "SourceChanged",
-                f"has {response.size_bytes} bytes now, not the {expected.size_bytes} that were inspected: delete the "
-                "Model and create it again to accept the new file",
+            problem = (
+                f"has {response.size_bytes} bytes now, not the {expected.size_bytes} that were inspected or listed"
             )
+            raise self.source.error("SourceChanged", f"{problem}: {_TO_ACCEPT}")
 
         if expected.sha256 and response.sha256 and expected.sha256 != response.sha256:
             raise build_mismatch(self.source, expected.sha256, "the file on the hub", response.sha256)
@@ -331,11 +389,8 @@ class _Download:
         # only its revision, an entity tag or a date, shows that it is another one.
         is_version_fixed = bool(digest) or self.source.scheme == "hf"
         if not is_version_fixed and expected.revision and response.revision != expected.revision:
-            raise self.source.error(
-                "SourceChanged",
-                f"has revision {response.revision or 'unknown'} now, not {expected.revision}: delete the Model and "
-                "create it again to accept the new file",
-            )
+            problem = f"has revision {response.revision or 'unknown'} now, not {expected.revision}"
+            raise self.source.error("SourceChanged", f"{problem}: {_TO_ACCEPT}")
         return digest
 
     def _build_changed(self, what: str) -> ArtifactError:

@@ -59,7 +59,7 @@ async def fetch_source(
 
 
 def _require_space(folder: Path, listing: Listing) -> None:
-    """Make the folder, and raise NoSpace unless the bytes that it lacks fit on its volume."""
+    """Make the folder; raise NoSpace unless what it lacks fits on its volume. A partial file has holes."""
     folder.mkdir(parents=True, exist_ok=True)
     present = [folder / f"{file.name}{end}" for file in listing.files for end in ("", ".part")]
-    require_space(folder, listing.size_bytes - sum(path.stat().st_size for path in present if path.exists()))
+    require_space(folder, listing.size_bytes - sum(path.stat().st_blocks * 512 for path in present if path.exists()))

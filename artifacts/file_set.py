@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from artifacts.errors import ArtifactError
-from artifacts.fetch import ExpectedFile, FetchedArtifact, MakeRoom, ReportProgress, fetch_file, verify_local
+from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch_file, verify_local
 from artifacts.file_choice import ADAPTER_CONFIG, INDEX, choose_files, choose_indexed
 from artifacts.formats import gguf, safetensors_header
 from artifacts.formats.chat_template import MOST_TEMPLATE_BYTES, TEMPLATE, TOKENIZER
@@ -21,7 +21,7 @@ from artifacts.gguf_reader import read_header
 from artifacts.repositories import local_files
 from artifacts.repositories.repository import WEIGHTS, Listing, ReadableFile, RepositoryFile, SourceAccess, read_start
 from artifacts.repositories.schemes import open_repository
-from artifacts.retry import retry_read
+from artifacts.retry import Connections, retry_read
 from artifacts.source import Source
 from crds.size import size_text
 
@@ -36,6 +36,7 @@ _INDEX_BYTES: Final = 32 << 20
 """Limit of an index, which lists all tensors: that of the largest models has 23 MiB."""
 _FIRST_BYTES: Final = 64 << 10
 """Read of each safetensors file at first; most headers are shorter."""
+_FILES_AT_ONCE: Final = 4  # enough for small files, and large ones share the connections anyway
 _CHECKED_CONFIGS: Final = (*CHECKED, QUANTIZATION)
 _CONFIGS_WITH_FACTS: Final = (CONFIG, QUANTIZATION, ADAPTER_CONFIG, TOKENIZER)
 """Configurations that facts are read from; of the others it is enough that they are safe."""
@@ -186,9 +187,8 @@ class FileSet:
         destination_dir: Path,
         sha256: str | None,
         on_progress: ReportProgress,
-        make_room: MakeRoom | None = None,
     ) -> list[FetchedArtifact]:
-        """Fetch all listed files, one after the other; a verified file is not fetched again.
+        """Fetch all listed files, a few at a time; a verified file is not fetched again.
 
         `sha256` is the expected digest of the file if there is only one; it is refused for several files.
 
@@ -197,34 +197,37 @@ class FileSet:
         """
         if sha256 and len(listing.files) > 1:
             raise self.build_digest_refusal(listing)
-        fetched: list[FetchedArtifact] = []
-        done_bytes = 0
-        for file in listing.files:
-            # The default of `earlier_bytes` keeps the present `done_bytes`, which grows with each file.
-            def advance(file_bytes: int, _total: int | None, earlier_bytes: int = done_bytes) -> None:
+        connections = Connections(self._access.patience, self._source.display)
+        files_at_once = asyncio.Semaphore(_FILES_AT_ONCE)
+        present_bytes: dict[str, int] = {}  # by path
+
+        async def fetch_one(file: RepositoryFile) -> FetchedArtifact:
+            """Fetch a file, or find it verified already."""
+
+            def advance(file_bytes: int, _total: int | None) -> None:
                 """Report the bytes of one file as progress of all files; `fetch_file` calls it."""
-                on_progress(earlier_bytes + file_bytes, listing.size_bytes)
+                present_bytes[file.path] = file_bytes
+                on_progress(sum(present_bytes.values()), listing.size_bytes)
 
-            # Fetch the file, or find it verified already.
-            wanted = ExpectedFile(sha256=sha256 or file.sha256, revision=file.revision or listing.revision)
-            artifact = await fetch_file(
-                self._repository,
-                file.path,
-                destination_dir / file.name,
-                wanted,
-                on_progress=advance,
-                make_room=make_room,
-                patience=self._access.patience,
+            wanted = ExpectedFile(
+                sha256=sha256 or file.sha256, size_bytes=file.size_bytes, revision=file.revision or listing.revision
             )
+            async with files_at_once:
+                return await fetch_file(
+                    self._repository,
+                    file.path,
+                    destination_dir / file.name,
+                    wanted,
+                    on_progress=advance,
+                    connections=connections,
+                )
 
-            if artifact.size_bytes != file.size_bytes:
-                # Disk and memory were reserved for the listed size.
-                problem = f"listed {file.path} with {file.size_bytes} bytes, but sent {artifact.size_bytes}"
-                raise self._source.error("SourceRefused", f"the server {problem}")
-
-            fetched.append(artifact)
-            done_bytes += artifact.size_bytes
-        return fetched
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(fetch_one(file)) for file in listing.files]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     def build_digest_refusal(self, listing: Listing) -> ArtifactError:
         """Return the error for an expected digest of several files."""

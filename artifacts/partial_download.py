@@ -1,23 +1,27 @@
 """A download on disk: partial beside its final name, locked while a process works on it, renamed when complete.
 
-The files beside `FILE` are `FILE.part` and `FILE.part.json` (source and version of the partial download),
+The files beside `FILE` are `FILE.part` and `FILE.part.json` (source, version and missing ranges of the partial file),
 `FILE.verified.json` (the verified digest, with the size and time of the file) and `FILE.lock`. The process may be
-killed at any line: the partial file is emptied before its state names another version, and the record of the
-verification is written before the rename, since the record is valid only for a file of that size and time.
+killed at any line: bytes are flushed before the state counts them, which is deleted before the file is emptied, and the
+record of the verification is written before the rename, since it is valid only for a file of that size and time.
 """
 
 import asyncio
+import bisect
 import contextlib
+import dataclasses
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -28,7 +32,10 @@ from crds.size import size_text
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_THREADS = ThreadPoolExecutor(8, "weights")  # not the default ones: a slow disk must not hold up anything else
 _HASH_STEP_BYTES = 64 << 20
+SEGMENT_BYTES: Final = 16 << 20
+"""The most bytes of one request: enough for few requests, and few enough that the hash is never far behind."""
 _LOCK_RETRY_SECONDS = 0.2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -59,6 +66,8 @@ class DownloadRecord(VerifiedFile, frozen=True, kw_only=True, rename="camel"):
 class _PartialState(msgspec.Struct, frozen=True, rename="camel"):
     source: str
     validator: str
+    size_bytes: int  # of the complete file
+    missing: list[tuple[int, int]]  # first byte of each range that is not on disk, and the one behind its last
 
 
 @contextlib.contextmanager
@@ -109,7 +118,7 @@ def _describe_refusal(path: Path) -> str:
 
 async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run `function` in a thread; a cancellation waits for its end, so nothing writes after the lock is released."""
-    running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    running = asyncio.get_running_loop().run_in_executor(_THREADS, functools.partial(function, *args, **kwargs))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -126,24 +135,23 @@ async def hash_file(
     """Return the SHA-256 state over the first `size_bytes` from the current position, in steps off the event loop."""
     digest = hashlib.sha256()
     hashed_bytes = 0
-
-    def hash_step() -> int:
-        """Hash the next bytes of `file` into `digest`, at most `_HASH_STEP_BYTES`; return how many are hashed then."""
-        end = min(size_bytes, hashed_bytes + _HASH_STEP_BYTES)
-        position = hashed_bytes
-        while position < end and (block := file.read(min(1 << 20, end - position))):
-            digest.update(block)
-            position += len(block)
-        return position
-
     # Report the progress after each step.
     while hashed_bytes < size_bytes:
-        hashed_before = hashed_bytes
-        hashed_bytes = await in_thread(hash_step)
-        if hashed_bytes == hashed_before:
+        step_bytes = await in_thread(_hash_step, file, size_bytes - hashed_bytes, digest)
+        if not step_bytes:
             break  # the file is shorter than `size_bytes`
+        hashed_bytes += step_bytes
         on_hashed(hashed_bytes)
     return digest
+
+
+def _hash_step(file: FileIO | BufferedReader, most_bytes: int, digest: "hashlib._Hash") -> int:
+    """Hash the next bytes of `file` into `digest`, at most `_HASH_STEP_BYTES`; return how many."""
+    left = step_bytes = min(most_bytes, _HASH_STEP_BYTES)
+    while left and (block := file.read(min(1 << 20, left))):
+        digest.update(block)
+        left -= len(block)
+    return step_bytes - left
 
 
 @contextlib.asynccontextmanager
@@ -198,14 +206,22 @@ def require_space(path: Path, needed_bytes: int) -> None:
         )
 
 
+@dataclasses.dataclass(eq=False)
+class Segment:
+    """Bytes that one connection fetches: from `position`, the next one to write, to the one before `end`."""
+
+    position: int
+    end: int
+
+
 class PartialDownload:
-    """The partial download of `path`; made and closed under the lock."""
+    """The partial download of `path`, to which several connections write; made and closed under the lock."""
 
     def __init__(self, path: Path, source: str) -> None:
         self.path = path
         """The file with its final name."""
         self.partial_path = path.with_name(f"{path.name}.part")
-        """The file with the bytes so far."""
+        """The file with the bytes so far, each at its final offset."""
 
         # Open the partial file, but follow no link: one that somebody planted would have another file overwritten.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -213,71 +229,119 @@ class PartialDownload:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OSError(errno.EINVAL, "is no regular file: delete it", str(self.partial_path))
-        # Unbuffered: every counted byte is written, and closing cannot fail on buffered bytes.
+        # Unbuffered: every counted byte is written, and closing cannot fail. Its position is where the hash is.
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
 
-        # Text of the source, and the file that names it and the version of the bytes so far.
+        # Text of the source, and the file that names it, the version of the bytes so far, and those that are missing.
         self._source = source
         self._state_path = path.with_name(f"{path.name}.part.json")
+        self._state_lock = asyncio.Lock()
+        self._written = asyncio.Event()
+        self._forget("", SEGMENT_BYTES)
 
-        # State of the bytes so far, which the methods keep up to date: SHA-256, number, version and origin.
-        self._digest = hashlib.sha256()
-        self.size_bytes = 0
-        self.validator = ""
+    def _forget(self, validator: str, total_bytes: int) -> None:
+        """Begin without any bytes; a file counts as one segment until a server states its size."""
+        self.validator = validator
         """HTTP validator of the bytes so far, for If-Range; empty when they cannot be continued."""
+        self.total_bytes = total_bytes
         self.has_inherited_bytes = False
         """True when the file has bytes of an earlier process, which a power failure may have damaged."""
+        self.digest = hashlib.sha256()
+        """SHA-256 state over the bytes that `hash_in_order` has hashed."""
+        self.free = [(0, total_bytes)]
+        """The missing ranges, sorted, but those in `_taken`, which connections fetch."""
+        self._taken: set[Segment] = set()
+        self._unrecorded_bytes = 0
 
     @property
-    def sha256(self) -> str:
-        """Digest of the bytes so far."""
-        return self._digest.hexdigest()
+    def size_bytes(self) -> int:
+        """Bytes that are on disk."""
+        return self.total_bytes - sum(end - first for first, end in self._list_missing())
 
-    async def resume(self, on_hashed: Callable[[int], None]) -> None:
-        """Continue the download of an earlier process: hash its bytes and keep all but the last one.
+    def _list_missing(self) -> list[tuple[int, int]]:
+        """Return the ranges that are not on disk, sorted."""
+        unwritten = [(segment.position, segment.end) for segment in self._taken if segment.position < segment.end]
+        return sorted(self.free + unwritten)
 
-        Nothing is done if it is of another source or has fewer than two bytes; or if it has no validator, an entity tag
-        or date that shows whether the server still has the same version.
-        """
+    def resume(self) -> None:
+        """Continue the download of an earlier process, if it is of this source and has a validator of its version."""
         state = durable.read(self._state_path, _PartialState)
         if state is None or state.source != self._source or not state.validator:
             return
-        # The last byte is requested again: a complete file then gets a 206, and not a 416, which names no version.
-        kept_bytes = os.fstat(self._file.fileno()).st_size - 1
-        if kept_bytes < 1:
-            return
+        end = state.size_bytes
+        for first, behind in reversed(state.missing):
+            end = first if behind == end else end
+        if os.fstat(self._file.fileno()).st_size >= end:  # else somebody has cut it
+            self._forget(state.validator, state.size_bytes)
+            # The last byte of a complete file is requested again: a 206 names its version, and a 416 does not.
+            self.free = state.missing or [(end - 1, end)]
+            self.has_inherited_bytes = True
 
-        # Hash the kept bytes, and continue behind them.
+    async def restart(self, validator: str = "", total_bytes: int = SEGMENT_BYTES) -> None:
+        """Delete the bytes, and start the version that `validator` names."""
+        self._state_path.unlink(missing_ok=True)
         self._file.seek(0)
-        self._digest = await hash_file(self._file, kept_bytes, on_hashed)
-        self._file.truncate(kept_bytes)
-        self._file.seek(kept_bytes)
-        self.size_bytes = kept_bytes
-        self.validator = state.validator
-        self.has_inherited_bytes = True
+        await in_thread(self._file.truncate)
+        self._forget(validator, total_bytes)
 
-    async def restart(self, validator: str) -> None:
-        """Empty the file, and start the version that `validator` names."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._digest = hashlib.sha256()
-        self.size_bytes, self.validator, self.has_inherited_bytes = 0, validator, False
-        # Written after the file was emptied, so that it never names the version of other bytes.
-        await in_thread(durable.write, self._state_path, _PartialState(self._source, validator))
+    def take_segment(self, connections: int) -> Segment | None:
+        """Return the next bytes for one of several connections; None if the others fetch all that is missing.
 
-    async def append(self, block: bytes) -> None:
-        """Write and hash the next bytes, off the event loop."""
+        The last segments are shorter, so that all connections end at about the same time.
+        """
+        if not self.free:
+            return None
+        share = sum(end - first for first, end in self.free) // connections
+        first, end = self.free.pop(0)
+        if connections > 1 and self.total_bytes > SEGMENT_BYTES:
+            behind, end = end, min(end, first + max(SEGMENT_BYTES // 16, min(SEGMENT_BYTES, share)))
+            self.free[:0] = [(end, behind)] if end < behind else []
+        segment = Segment(first, end)
+        self._taken.add(segment)
+        return segment
+
+    def give_back(self, segment: Segment) -> None:
+        """End the work on a segment; what is missing of it is for others."""
+        if segment in self._taken and segment.position < segment.end:
+            bisect.insort(self.free, (segment.position, segment.end))
+        self._taken.discard(segment)
+
+    async def write(self, segment: Segment, block: bytes) -> None:
+        """Write the next bytes of a segment, off the event loop."""
 
         def write() -> None:
-            """Write all of `block`, then hash and count it."""
+            """Write and count all of `block`."""
             unwritten = memoryview(block)
             while unwritten:  # one write may take only a part
-                unwritten = unwritten[self._file.write(unwritten) :]
-            self._digest.update(block)
-            # Counted here, not after the await: the bytes are written even if the caller is cancelled.
-            self.size_bytes += len(block)
+                written = os.pwrite(self._file.fileno(), unwritten, segment.position)
+                unwritten = unwritten[written:]
+                # Counted here, not after the await: the bytes are written even if the caller is cancelled.
+                segment.position += written
 
         await in_thread(write)
+        self._written.set()
+        self._unrecorded_bytes += len(block)
+        # While one connection writes the state, the others may fetch as many bytes again: a kill loses no more.
+        most_bytes = SEGMENT_BYTES // 4 * len(self._taken)
+        if self._unrecorded_bytes >= most_bytes:
+            async with self._state_lock:
+                if self._unrecorded_bytes >= most_bytes:  # else another connection has written it meanwhile
+                    self._unrecorded_bytes = 0
+                    await in_thread(self._write_state, self._list_missing())
+
+    def _write_state(self, missing: list[tuple[int, int]]) -> None:
+        os.fsync(self._file.fileno())  # the state must not name bytes that a power failure can still take
+        durable.write(self._state_path, _PartialState(self._source, self.validator, self.total_bytes, missing))
+
+    async def hash_in_order(self) -> None:
+        """Hash the bytes up to the first missing one, and those that come, until the file is complete."""
+        while (hashed_bytes := self._file.tell()) < self.total_bytes:
+            self._written.clear()
+            end = min([first for first, _ in self._list_missing()], default=self.total_bytes)
+            if hashed_bytes == end:
+                await self._written.wait()
+            elif not await in_thread(_hash_step, self._file, end - hashed_bytes, self.digest):
+                raise OSError(errno.EIO, "was cut while it was fetched", str(self.partial_path))
 
     async def finish(self, revision: str) -> DownloadRecord:
         """Turn the partial file into the final file: flush it to disk, write the record, rename the file."""
@@ -285,27 +349,22 @@ class PartialDownload:
         def finish() -> DownloadRecord:
             """Flush, record and rename, in an order that a crash may interrupt after any step."""
             os.fsync(self._file.fileno())
-            record = write_download_record(self.path, self.partial_path, self._source, revision, self.sha256)
+            sha256 = self.digest.hexdigest()
+            record = write_download_record(self.path, self.partial_path, self._source, revision, sha256)
             # The record comes first: without it, the complete file would not be known as verified.
             self.partial_path.replace(self.path)
             self._state_path.unlink(missing_ok=True)
             durable.sync_folder(self.path.parent)
+            self.validator = ""  # there is nothing left to continue
             return record
 
         return await in_thread(finish)
 
-    def discard(self) -> None:
-        """Delete the downloaded bytes; the next attempt starts from the beginning."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._state_path.unlink(missing_ok=True)
-        self._digest = hashlib.sha256()
-        self.size_bytes, self.validator, self.has_inherited_bytes = 0, "", False
-
-    def close(self) -> None:
-        """Close the file; delete it when it is empty."""
-        self._file.close()
-        # 0: no bytes that a later process could continue.
-        if not self.size_bytes:
-            self.partial_path.unlink(missing_ok=True)
-            self._state_path.unlink(missing_ok=True)
+    async def aclose(self) -> None:
+        """Close the file, and record which bytes it has; delete it if they cannot be continued."""
+        with self._file, contextlib.suppress(OSError):  # an earlier state names fewer bytes
+            if self.size_bytes and self.validator:
+                await in_thread(self._write_state, self._list_missing())
+            else:
+                self.partial_path.unlink(missing_ok=True)
+                self._state_path.unlink(missing_ok=True)

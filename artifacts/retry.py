@@ -1,9 +1,10 @@
-"""Patience of a download: its time-outs, its number of attempts, and their repetition."""
+"""Patience of a download: its time-outs, its number of attempts, their repetition, and its connections at once."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from artifacts.errors import ArtifactError, Reason
@@ -25,6 +26,7 @@ class Patience:
         least_bytes_per_second: speed below which an answer counts as silent, over `silence_seconds`.
         attempts: number of requests in a row that may fail without progress.
         first_pause_seconds: pause after the first failure; it doubles with each up to `longest_pause_seconds`.
+        connections: most that are open at once to one origin; hubs limit the speed of each.
         progress_bytes: bytes beyond the furthest position so far that count as progress and reset the failure count.
 
     """
@@ -35,6 +37,7 @@ class Patience:
     attempts: int = 5
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 30.0
+    connections: int = 8
     progress_bytes: int = 1 << 20
 
 
@@ -87,21 +90,44 @@ class Backoff:
         return max(pause_seconds, error.retry_after_seconds)
 
 
-class SpeedFloor:
-    """The least speed of one answer: a server that sends a byte now and then would hold a download for ever."""
+class Connections:
+    """The connections of a download, for all of its files: how many are open, and the least speed of all together."""
 
     def __init__(self, patience: Patience, source: str) -> None:
-        self._patience, self._source = patience, source
-        self._since, self._bytes = time.monotonic(), 0
+        self.patience, self._source = patience, source
+        self.limit = patience.connections
+        self._open = 0
+        self._freed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Wait until one more may be open; halve the limit when the origin answers that it is overloaded."""
+        while self._open >= self.limit:
+            self._freed.clear()
+            await self._freed.wait()
+        if not self._open:
+            self._since, self._bytes = 0.0, 0
+        self._open += 1
+        limit = self.limit
+        try:
+            yield
+        except ArtifactError as error:
+            if error.is_overload and self._open > 1:  # answers to requests of the same limit lower it once
+                self.limit = min(self.limit, max(1, limit // 2))
+            raise
+        finally:
+            self._open -= 1
+            self._freed.set()
 
     def count_bytes(self, number: int) -> None:
         """Count bytes that have arrived. Raises ArtifactError if they came too slowly over `silence_seconds`."""
-        # _bytes: those that have come since the time _since, when the current period began.
+        # _bytes: those that have come since the time _since, when the period began; the first with the first bytes.
+        self._since = self._since or time.monotonic()
         self._bytes += number
         seconds = time.monotonic() - self._since
-        if seconds < self._patience.silence_seconds:
+        if seconds < self.patience.silence_seconds:
             return
-        least = self._patience.least_bytes_per_second
+        least = self.patience.least_bytes_per_second
         if self._bytes < least * seconds:
             raise ArtifactError(
                 "SourceUnreachable",

@@ -359,7 +359,7 @@ class WeightsStore:
         listing = await files.list_chosen(expected.revision)
         # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
         await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
-        return await files.fetch(listing, incoming, expected.sha256, on_progress, make_room), listing.revision
+        return await files.fetch(listing, incoming, expected.sha256, on_progress), listing.revision
 
     def _add_object(
         self, request: _ObtainRequest, server: Source, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]

@@ -40,6 +40,7 @@ _LOGIN_REQUIRED = 401
 _UNAUTHORIZED = (_LOGIN_REQUIRED, 403)
 _GONE = (404, 410)
 _TRY_AGAIN = (408, 425, 429)
+_OVERLOAD = (429, 503)
 _SERVER_ERROR = 500
 _FIRST_REDIRECT = 300
 _FIRST_ERROR = 400
@@ -69,8 +70,8 @@ class Authorizer(Protocol):
     def authorize_headers(self, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Return the headers of a GET of `url`: those given, and the credentials. Raises ArtifactError."""
 
-    async def answer_challenges(self, challenges: Sequence[str]) -> bool:
-        """Obtain other credentials after HTTP 401 with these WWW-Authenticate headers; return whether there are any."""
+    async def answer_challenges(self, challenges: Sequence[str], refused: str) -> bool:
+        """Obtain other credentials than `refused` by these WWW-Authenticate headers; return whether there are any."""
 
 
 class FixedAuthorizer(NamedTuple):
@@ -83,9 +84,9 @@ class FixedAuthorizer(NamedTuple):
         del url
         return {**headers, "Authorization": self.value} if self.value else headers
 
-    async def answer_challenges(self, challenges: Sequence[str]) -> bool:
+    async def answer_challenges(self, challenges: Sequence[str], refused: str) -> bool:
         """Return False, as there are no other credentials."""
-        del challenges
+        del challenges, refused
         return False
 
 
@@ -116,6 +117,7 @@ class Origin:
         hub: URL of the hub, whose headers name commit and digest, and whose address the operator chose; None for
             a source of another server.
         revision: the requested revision.
+        found: where the last answered request was sent in the end, with the hub's headers, for further requests.
 
     """
 
@@ -129,6 +131,7 @@ class Origin:
     explain: ExplainRefusal | None
     hub: URL | None
     revision: str | None
+    found: list[tuple[URL, Mapping[str, str]]]
 
     @property
     def head_seconds(self) -> float:
@@ -147,9 +150,10 @@ class Origin:
         headers = {}
         if first or last is not None:
             headers["Range"] = f"bytes={first}-{'' if last is None else last}"
-            if first and validator:
+            if validator:
                 headers["If-Range"] = validator
         async with self._get(headers) as received:
+            self.found[:] = [(received.response.url, received.hub_headers)]
             yield self._build_response(received, first)
 
     async def read_whole(self, most_bytes: int) -> bytes:
@@ -192,17 +196,23 @@ class Origin:
 
         Return the first response that is no redirect, whatever its status. Raises ArtifactError.
         """
-        url = self.url
-        # Empty until the hub has answered, and for every other server.
-        hub_headers: Mapping[str, str] = {}
+        # Further requests go straight to the place where the hub redirected, since it counts its own.
+        was_found, (url, hub_headers) = bool(self.found), self.found[0] if self.found else (self.url, {})
         for _ in range(_MOST_REDIRECTS + 1):
             response = await self._request(url, headers)
             # 1. Log in, and repeat the request.
             if response.status == _LOGIN_REQUIRED and url.origin() == self.url.origin():
                 challenges = response.headers.getall("WWW-Authenticate", [])
-                if await self.authorizer.answer_challenges(challenges):
+                refused = response.request_info.headers.get("Authorization", "")
+                if await self.authorizer.answer_challenges(challenges, refused):
                     response.close()
                     response = await self._request(url, headers)
+
+            # The link that was found may have expired.
+            if was_found and response.status in (*_UNAUTHORIZED, *_GONE):
+                response.close()
+                was_found, url = False, self.url
+                continue
 
             # Keep what the hub says of the file.
             if self.hub and url.origin() == self.hub.origin():
@@ -260,6 +270,7 @@ class Origin:
         return self.source.error("SourceForbidden", f"it, or what it redirects to, is {IN_PRIVATE_NETWORK}")
 
     def _unreachable_error(self, problem: str, retry_after_seconds: float = 0.0) -> ArtifactError:
+        self.found.clear()
         return self.source.error(
             "SourceUnreachable", f"the server {problem}", retryable=True, retry_after_seconds=retry_after_seconds
         )
@@ -299,7 +310,9 @@ class Origin:
         if status in _TRY_AGAIN or status >= _SERVER_ERROR:
             seconds = _read_retry_after(response.headers)
             asked = f" and asks for a pause of {seconds:.0f} s" if seconds else ""
-            raise self._unreachable_error(f"answered HTTP {status}{asked}", seconds)
+            error = self._unreachable_error(f"answered HTTP {status}{asked}", seconds)
+            error.is_overload = status in _OVERLOAD
+            raise error
         if status >= _FIRST_ERROR:
             raise ArtifactError("SourceRefused", f"{name}: the server refused with HTTP {status}")
 
@@ -337,12 +350,16 @@ class Origin:
             revision = _read_printable(hub_headers, "X-Repo-Commit") or self.revision or self.source.revision
         elif self.source.scheme == "s3":
             sha256 = read_digest(response.headers)
+        has_ranges = response.status == _PARTIAL or response.headers.get("Accept-Ranges") == "bytes"
+        validator = _read_validator(response.headers)
         return SourceResponse(
             first=first,
             size_bytes=size,
-            validator=_read_validator(response.headers),
+            validator=validator,
             revision=revision,
             sha256=sha256,
+            # A blob of a registry is named by its digest.
+            is_divisible=has_ranges and (validator.startswith('"') or self.source.scheme == "oci"),
             blocks=response.content.iter_chunked(_BLOCK_BYTES),
         )
 
@@ -399,6 +416,7 @@ async def connect(
             # None: the source is not of a hub.
             hub=_parse_url(source, access.endpoint) if source.scheme == "hf" else None,
             revision=revision,
+            found=[],
         )
 
 

@@ -196,7 +196,7 @@ class _RegistryAuthorizer:
         del url
         return {**headers, "Authorization": self._header} if self._header else headers
 
-    async def answer_challenges(self, challenges: Sequence[str]) -> bool:
+    async def answer_challenges(self, challenges: Sequence[str], refused: str) -> bool:
         """Obtain the credentials that the registry asks for; return True if the request is worth repeating with them.
 
         False: they are the same as before, so the registry does not accept the login; or it asks for another kind.
@@ -204,17 +204,17 @@ class _RegistryAuthorizer:
         Raises:
             ArtifactError: the token server refuses, or must not get the password.
         """
-        login, header_before = self._login, self._header
+        login = self._login
         if login is not None and not login.user:
             return False  # a bearer token that the registry does not accept
 
         challenge = read_challenge(challenges)
-        if challenge is not None:
+        if challenge is not None and self._header == refused:  # else another request has obtained them meanwhile
             self._header = f"Bearer {await self._request_token(challenge, login)}"
         # The registry takes user and password themselves.
         elif login is not None and wants_basic(challenges):
             self._header = login.basic
-        return self._header != header_before
+        return self._header != refused
 
     async def _request_token(self, challenge: TokenChallenge, login: RegistryLogin | None) -> str:
         """Request a token to pull this repository. Raises ArtifactError if the server must not get the login."""

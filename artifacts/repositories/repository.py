@@ -63,6 +63,7 @@ class SourceResponse:
         revision: the resolved revision: commit of a hub, else entity tag or date, else empty.
         sha256: digest that the server states, or None.
         blocks: the bytes.
+        is_divisible: whether several requests may fetch the file: it has ranges, and an entity tag names the version.
 
     """
 
@@ -72,6 +73,7 @@ class SourceResponse:
     revision: str
     sha256: str | None
     blocks: AsyncIterator[bytes]
+    is_divisible: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

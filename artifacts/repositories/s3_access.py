@@ -132,9 +132,9 @@ class S3Access:
         signed = auth.aws_sign_request(request, settings).result(_SIGNING_SECONDS)
         return dict(signed.headers)
 
-    async def answer_challenges(self, challenges: Sequence[str]) -> bool:
+    async def answer_challenges(self, challenges: Sequence[str], refused: str) -> bool:
         """Return False, as there are no other keys."""
-        del challenges
+        del challenges, refused
         return False
 
 

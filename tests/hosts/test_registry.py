@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import random
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from artifacts import partial_download
+from artifacts.fetch_source import fetch_source
+from artifacts.repositories.http_source import Origin
+from artifacts.source import parse
 from tests.support.registry_artifacts import Artifact, build_artifact, describe, encode_index, push
 from tests.support.servers.registry import (
     BASIC,
@@ -19,6 +24,7 @@ from tests.support.servers.registry import (
     serve_registry,
     serve_token_registry,
 )
+from tests.support.source_access import take_access, take_expected
 from tests.support.tiny_models import tiny_gguf, tiny_split
 
 REPOSITORY = "acme/tiny"
@@ -197,3 +203,23 @@ async def test_archive_is_refused_with_the_way_to_push_files(tmp_path: Path) -> 
         refused = await _run("inspect", _source(url))
     assert refused.code == 2
     assert f"oras push {url.removeprefix('http://')}/{REPOSITORY}:TAG FILE..." in refused.error
+
+
+async def test_large_blob_is_fetched_by_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_download, "SEGMENT_BYTES", 1 << 16)
+    content = random.Random(0).randbytes(1 << 20)  # noqa: S311  weights, not a secret
+    async with serve_registry(tmp_path / "registry") as url:
+        await push(url, REPOSITORY, "v1", build_artifact({"large.gguf": content}))
+        ranges: list[tuple[int, int | None]] = []
+        read = Origin.read
+
+        def note(origin: Origin, first: int = 0, last: int | None = None, validator: str = "") -> Any:
+            ranges.append((first, last))
+            return read(origin, first, last, validator)
+
+        monkeypatch.setattr(Origin, "read", note)
+        access = take_access({})
+        source = parse(f"{_source(url)}", ("*.gguf",))
+        await fetch_source(source, tmp_path / "to", access, take_expected({}), lambda _done, _total: None)
+    assert (tmp_path / "to/large.gguf").read_bytes() == content
+    assert len(set(ranges)) == len(ranges) > 8

@@ -7,12 +7,14 @@ import json
 import os
 import random
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from yarl import URL
 
+from artifacts import partial_download
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, fetch
 from artifacts.inspect import Inspection, inspect
@@ -210,3 +212,23 @@ async def test_command_takes_the_keys_from_the_environment(bucket: Bucket, tmp_p
     output, _ = await process.communicate()
     assert process.returncode == 0
     assert json.loads(output)["sha256"] == bucket.sha256("gguf/tiny model.gguf")
+
+
+async def test_large_object_is_fetched_by_ranges_of_one_version(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial_download, "SEGMENT_BYTES", MIB)
+    requested: list[tuple[int, str]] = []
+    authorize = S3Access.authorize_headers
+
+    def note(access: S3Access, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
+        requested.append((len(requested), headers.get("Range", "")))
+        assert ("Range" in headers) == ("If-Range" in headers)
+        return authorize(access, url, headers)
+
+    monkeypatch.setattr(S3Access, "authorize_headers", note)
+    fetched = await bucket.fetch("s3://models/gguf/large.gguf", tmp_path / "to")
+    assert fetched.sha256 == bucket.sha256("gguf/large.gguf")
+    assert fetched.path.read_bytes() == (bucket.folder / "gguf/large.gguf").read_bytes()
+    assert requested[0] == (0, "")
+    assert len({text for _, text in requested}) == len(requested) > 6

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import signal
 from collections import deque
+from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
@@ -63,6 +64,19 @@ class FileServer:
 
     """
 
+    states_ranges = True
+    """False: it does not state Accept-Ranges."""
+    content_range = ""
+    """If set, the Content-Range of every range, whatever is sent."""
+    link_uses = 0
+    """If set, a redirect of the hub leads to a link that answers so many requests, and others with 403."""
+    most_at_once = 1 << 30
+    """Requests for files beyond these, at the same time, get 429."""
+    at_once = 0
+    """Files that are being sent."""
+    peak_at_once = 0
+    """The most of them so far."""
+
     def __init__(self, root: Path, *, address: str = "127.0.0.1", port: int = 0) -> None:
         self.root = root
         self.address = address
@@ -106,6 +120,8 @@ class FileServer:
         self.faults: deque[TransferFault] = deque()
         """Faults for the next bodies, one each."""
         self.requests: list[Request] = []
+        self.links: list[int] = []
+        """Answers that each link still gives."""
         self._stopping = asyncio.Event()
         self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.1)
 
@@ -207,6 +223,9 @@ class FileServer:
             "X-Linked-Etag": f'"{digest}"',
             "Location": f"http://{self.address}:{self.cdn_port}/{quote(name)}",
         }
+        if self.link_uses:
+            headers["Location"] += f"?link={len(self.links)}"
+            self.links.append(self.link_uses)
         return web.Response(status=302, headers=headers)
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
@@ -220,6 +239,14 @@ class FileServer:
         if not path:
             seen.status = 404
             return web.Response(status=404)
+        if self.at_once >= self.most_at_once:
+            seen.status = 429
+            return web.Response(status=429, headers={"Retry-After": self.retry_after} if self.retry_after else {})
+        if link := request.query.get("link"):
+            self.links[int(link)] -= 1
+            if self.links[int(link)] < 0:
+                seen.status = 403
+                return web.Response(status=403)
         headers = self._validators(path)
         size = path.stat().st_size
         first, last = self._requested(request, headers, size)
@@ -228,18 +255,27 @@ class FileServer:
             seen.status = 416
             return web.Response(status=416, headers={**headers, "Content-Range": f"bytes */{size}"})
         if first is not None:
-            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+            headers["Content-Range"] = self.content_range or f"bytes {first}-{last}/{size}"
         response = web.StreamResponse(status=seen.status, headers=headers)
         response.content_length = last + 1 - (first or 0)
         # A client may hang up early, as an inspection does: that is no error of the server.
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError), self._count_sending():
             await response.prepare(request)
             await self._send(request, response, seen, path, first or 0)
         return response
 
+    @contextlib.contextmanager
+    def _count_sending(self) -> Iterator[None]:
+        self.at_once += 1
+        self.peak_at_once = max(self.peak_at_once, self.at_once)
+        try:
+            yield
+        finally:
+            self.at_once -= 1
+
     def _validators(self, path: Path) -> dict[str, str]:
         stat = path.stat()
-        headers = {"Accept-Ranges": "bytes"} if self.ranges else {}
+        headers = {"Accept-Ranges": "bytes"} if self.states_ranges else {}
         if self.validators:
             headers["Last-Modified"] = formatdate(stat.st_mtime, usegmt=True)
             if self.etags:

@@ -96,7 +96,7 @@ class StubRegistry:
 def _send(request: web.BaseRequest, content: bytes) -> web.Response:
     wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
     if not wanted:
-        return web.Response(body=content)
+        return web.Response(body=content, headers={"Accept-Ranges": "bytes"})
     first, last = int(wanted[1]), min(int(wanted[2] or len(content)), len(content) - 1)
     headers = {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
     return web.Response(status=206, body=content[first : last + 1], headers=headers)

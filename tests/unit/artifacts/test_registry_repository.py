@@ -2,15 +2,18 @@
 
 import base64
 import hashlib
+import random
 from pathlib import Path
 
 import pytest
 
+from artifacts import partial_download
 from artifacts.errors import ArtifactError
-from artifacts.fetch import ExpectedFile, FetchedArtifact, fetch_file
+from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch_file
 from artifacts.repositories.address_policy import parse_network
 from artifacts.repositories.registry_repository import RegistryRepository, is_plain_http
 from artifacts.repositories.repository import SourceAccess
+from artifacts.retry import Connections
 from artifacts.source import parse
 from tests.support.registry_artifacts import build_artifact, describe, encode_index, encode_manifest
 from tests.unit.artifacts.stored_weights import HURRIED
@@ -21,7 +24,12 @@ ARTIFACT = build_artifact({"model.gguf": WEIGHTS, "notes.md": b"no engine reads 
 BASIC = f"Basic {base64.b64encode(b'user:pass').decode()}"
 
 
-async def _fetch(repository: RegistryRepository, to: Path, revision: str | None = None) -> FetchedArtifact:
+async def _fetch(
+    repository: RegistryRepository,
+    to: Path,
+    revision: str | None = None,
+    on_progress: ReportProgress = lambda _done, _total: None,
+) -> FetchedArtifact:
     listing = await repository.list_files(revision)
     file = listing.files[0]
     return await fetch_file(
@@ -29,8 +37,8 @@ async def _fetch(repository: RegistryRepository, to: Path, revision: str | None 
         file.path,
         to / file.name,
         ExpectedFile(sha256=file.sha256, revision=listing.revision),
-        on_progress=lambda _done, _total: None,
-        patience=HURRIED,
+        on_progress=on_progress,
+        connections=Connections(HURRIED, "test"),
     )
 
 
@@ -97,6 +105,33 @@ async def test_range_of_a_file_is_read() -> None:
         async with opening as opened, opened.read(7, 13) as response:
             text = b"".join([block async for block in response.blocks])
     assert (text, response.first, response.size_bytes) == (b"weights", 7, len(WEIGHTS))
+
+
+async def test_new_token_is_obtained_once_for_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_download, "SEGMENT_BYTES", 1 << 16)
+    content = random.Random(0).randbytes(1 << 20)  # noqa: S311  weights, not a secret
+    async with serve_registry(realm="own") as registry:
+        registry.hold(build_artifact({"model.gguf": content}))
+
+        def expire(done: int, _total: int | None) -> None:
+            if done > 1 << 18 and len(registry.issued) == 1:
+                registry.issued.append("of somebody else")
+
+        done = await _fetch(registry.repository(), tmp_path, on_progress=expire)
+    assert done.path.read_bytes() == content
+    assert len([path for path, _, _ in registry.requests if path == "/token"]) <= 8
+    assert sum("/blobs/" in path for path, _, _ in registry.requests) > 16
+
+
+async def test_credentials_that_another_request_has_obtained_are_used() -> None:
+    async with serve_registry(realm="own") as registry:
+        authorizer = registry.repository()._authorizer
+        challenges = [registry._challenge()]
+        assert await authorizer.answer_challenges(challenges, "")
+        assert await authorizer.answer_challenges(challenges, "")
+        assert len(registry.issued) == 1
+        assert await authorizer.answer_challenges(challenges, f"Bearer {registry.issued[0]}")
+        assert len(registry.issued) == 2
 
 
 async def test_manifest_of_another_digest_is_refused(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from artifacts import partial_download
+from artifacts import durable
 from artifacts.errors import ArtifactError
-from artifacts.partial_download import in_thread
+from artifacts.partial_download import PartialDownload, Segment, in_thread
 from artifacts.retry import Backoff, Patience
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer, TransferFault
@@ -82,8 +83,8 @@ async def test_later_call_resumes_the_partial_download(call: FetchCall, server: 
     size = await _cut(call, server)
     fetched = await call(server.url + "/weights.gguf", sha256=_sha256(weights))
     assert fetched.path.read_bytes() == weights
-    assert server.requests[-1].range == f"bytes={size - 1}-"
-    assert server.requests[-1].bytes_sent == len(weights) - size + 1
+    assert server.requests[-1].range == f"bytes={size}-"
+    assert server.requests[-1].bytes_sent == len(weights) - size
 
 
 async def test_complete_partial_download_is_finished_without_fetching_it_again(
@@ -91,8 +92,17 @@ async def test_complete_partial_download_is_finished_without_fetching_it_again(
 ) -> None:
     await _cut(call, server)
     _part(call).write_bytes(weights)
+    state = _part(call).with_name("weights.gguf.part.json")
+    durable.write(state, {**msgspec.json.decode(state.read_bytes()), "missing": []})
     assert (await call(server.url + "/weights.gguf")).sha256 == _sha256(weights)
     assert server.requests[-1].bytes_sent == 1
+
+
+async def test_deleted_partial_file_is_not_taken_for_bytes(call: FetchCall, server: FileServer, weights: bytes) -> None:
+    await _cut(call, server)
+    _part(call).unlink()
+    assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
+    assert server.requests[-1].range is None
 
 
 async def test_changed_upstream_starts_from_zero(call: FetchCall, server: FileServer, weights: bytes) -> None:
@@ -160,15 +170,15 @@ async def test_modified_file_is_fetched_again(call: FetchCall, server: FileServe
 async def test_full_volume_keeps_the_partial_download(
     call: FetchCall, server: FileServer, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = partial_download.PartialDownload.append
+    write = PartialDownload.write
 
-    async def full(self: partial_download.PartialDownload, block: bytes) -> None:
+    async def full(self: PartialDownload, segment: Segment, block: bytes) -> None:
         if self.size_bytes > 2 * MIB:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        await append(self, block)
+        await write(self, segment, block)
 
     with monkeypatch.context() as patch:
-        patch.setattr(partial_download.PartialDownload, "append", full)
+        patch.setattr(PartialDownload, "write", full)
         error = await call.refused(server.url + "/weights.gguf")
     assert (error.reason, error.retryable) == ("NoSpace", True)
     assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
@@ -188,17 +198,18 @@ async def test_cancelled_fetch_frees_the_lock_and_keeps_the_partial_download(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
-    assert server.requests[-1].range == f"bytes={2 * MIB - 1}-"
+    assert server.requests[-1].range == f"bytes={2 * MIB}-"
 
 
 async def test_next_process_finishes_the_download_of_a_killed_one(
     call: FetchCall, server: FileServer, weights: bytes
 ) -> None:
-    server.faults.append(TransferFault(3 * MIB, silent=True))
+    server.faults.append(TransferFault(9 * MIB // 2, silent=True))
     command = [sys.executable, "-m", "cli.main", "fetch", server.url + "/weights.gguf", "--to", str(call.to)]
     left = _part(call)
     async with run_beside(*command):
-        await eventually(lambda: left.exists() and left.stat().st_size == 3 * MIB)
+        await eventually(lambda: left.exists() and left.stat().st_size == 9 * MIB // 2)
+        await eventually(left.with_name("weights.gguf.part.json").exists)
     assert (await call(server.url + "/weights.gguf")).path.read_bytes() == weights
     assert server.requests[-1].range
 

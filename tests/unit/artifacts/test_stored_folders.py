@@ -46,7 +46,7 @@ class TestFolders:
         self, store: WeightsStore, server: FileServer, repository: Path
     ) -> None:
         del repository
-        server.faults.extend([TransferFault(1)] * HURRIED.attempts)
+        server.faults.extend([TransferFault(1)] * 4 * HURRIED.attempts)  # several files are fetched at once
         assert (await refused(store, "hf://acme/mlx")).reason == "SourceUnreachable"
         server.faults.clear()
         assert (await obtain(store, "hf://acme/mlx")).path.is_dir()
@@ -84,8 +84,9 @@ class TestFolders:
         del repository
         server.sizes["model.safetensors"] = 7
         error = await refused(store, "hf://acme/mlx")
-        assert error.reason == "SourceRefused"
-        assert "model.safetensors" in error.message
+        assert error.reason == "SourceChanged"
+        assert "model.safetensors: has" in error.message
+        assert "not the 7 that were inspected or listed" in error.message
         assert store.stored() == []
 
     @pytest.mark.parametrize("commit", ["", "../..", "\x1b[31m", "c" * 500])

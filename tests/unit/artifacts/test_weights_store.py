@@ -215,8 +215,7 @@ class TestRoom:
         disk(monkeypatch, tmp_path / "weights", 3 * SMALL)
         server.faults.append(TransferFault(0, silent=True))
         running = asyncio.create_task(obtain(store, publish(server, "first.gguf", size_bytes=2 * SMALL)))
-        await eventually(lambda: next((tmp_path / "weights").rglob("*.part.json"), None))
-        await eventually(lambda: server.seen("first.gguf"))
+        await eventually(lambda: store._reserved_bytes)
 
         error = await refused(store, publish(server, "second.gguf", size_bytes=2 * SMALL))
 
