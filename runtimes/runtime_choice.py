@@ -30,6 +30,7 @@ _FORMAT_NAMES: Final[Mapping[WeightsFormat, str]] = {
     "mlx": "a folder of MLX weights",
     "ollama": "a model of Ollama's library",
 }
+_LOAD_FORMATS: Final = ("auto", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer")
 _NUMBER: Final = re.compile(r"-[0-9.]+")
 
 
@@ -165,6 +166,8 @@ def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
         takes_value = option in runtime.tuning and option not in runtime.switches
         if takes_value and (not argument or _is_option(argument)):
             return f"{option} in extraArgs has no value: write one after it, as an entry of its own"
+        if option == "--load-format" and argument not in _LOAD_FORMATS:
+            return f"{option} in extraArgs takes {', '.join(_LOAD_FORMATS)}: others do not read the model's volume"
         if argument and not takes_value and not _is_option(argument):
             where = f"after {option}, which takes no value" if option in runtime.switches else "without an option"
             return f"extraArgs has {argument} {where}: remove {argument}"

@@ -20,7 +20,7 @@ _TUNING: Final = (
     *("--mem-fraction-static", "--page-size", "--chunked-prefill-size", "--max-prefill-tokens"),
     *("--attention-backend", "--sampling-backend", "--schedule-policy", "--schedule-conservativeness"),
     *("--disable-radix-cache", "--disable-cuda-graph", "--disable-overlap-schedule"),
-    *("--stream-interval", "--random-seed"),
+    *("--stream-interval", "--random-seed", "--load-format"),
     *("--reasoning-parser", "--tool-call-parser"),
 )
 

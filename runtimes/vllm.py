@@ -30,6 +30,7 @@ _TUNING: Final = (
     *("--enable-prefix-caching", "--no-enable-prefix-caching"),
     *("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
     *("--async-scheduling", "--no-async-scheduling", "--scheduling-policy"),
+    *("--load-format", "--safetensors-load-strategy"),  # not --model-loader-extra-config: it names files and servers
     *("--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "--max-logprobs"),
 )
 _SWITCHES: Final = frozenset(

@@ -223,6 +223,20 @@ def test_frozen_engine_warns() -> None:
             "extraArgs has true after --enable-chunked-prefill, which takes no value: remove true",
         ),
         ("vllm", {"options": ServingOptions(extra_args=["--seed"])}, "--seed in extraArgs has no value: write one"),
+        *(
+            (
+                engine,
+                {"options": ServingOptions(extra_args=["--load-format", value])},
+                "--load-format in extraArgs takes auto, safetensors, fastsafetensors, instanttensor, runai_streamer:",
+            )
+            for engine in ("vllm", "sglang")
+            for value in ("dummy", "pt", "modelexpress", "ipc_cache", "remote", "remote_instance", "private")
+        ),
+        (
+            "vllm",
+            {"options": ServingOptions(extra_args=["--model-loader-extra-config", '{"tensorizer_uri": "http://x"}'])},
+            "does not take --model-loader-extra-config in extraArgs",
+        ),
         ("tgi", {"options": ServingOptions(extra_args=["--dtype", "--speculate", "2"])}, "--dtype in extraArgs has no"),
         ("vllm", {"options": ServingOptions(extra_args=["7"])}, "extraArgs has 7 without an option: remove 7"),
         ("vllm", {"options": ServingOptions(chat_template="{{ messages }}")}, "cannot do chatTemplate"),
