@@ -10,6 +10,7 @@ from typing import Final
 import click
 import uvloop
 
+from artifacts.compiled_code import find_archive, restore
 from artifacts.repositories.address_policy import Networks
 from cli.options import PATH, Parsed, allow_private_sources, gather_options
 from gateway.event_log import log, log_libraries
@@ -89,6 +90,9 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds after which an engine that is not healthy yet counts as hanging.",
 )
+@click.option("--home", type=PATH, help="Home of the engine, in which it compiles. Default: nothing is kept.")
+@click.option("--kept", type=PATH, help="With --home: archive of that home, whose name gets an end for the node.")
+@click.option("--restore", "restores", is_flag=True, help="Only make --home with what is in the archive, and end.")
 @click.option(
     "--source",
     metavar="SOURCE",
@@ -101,6 +105,7 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
 def command(
     *,
     options: PodProxyOptions,
+    restores: bool,
     source: str | None,
     allowed_networks: Networks,
     termination_log: Path | None,
@@ -115,6 +120,13 @@ def command(
       pomona pod-proxy --service team/chat --token-file token --engine-port 8000 --health-path /health
     """
     log_libraries()
+    if restores and options.home and options.kept:
+        try:
+            outcome = restore(find_archive(options.kept), options.home)
+        except OSError as error:  # the engine compiles
+            outcome = str(error)
+        log.info("compiled_code_restored", outcome=outcome)
+        return
     # preparation: brings the model into the engine; None: the engine starts with its model
     preparation = _plan_preparation(options, source, allowed_networks) if source else None
     try:

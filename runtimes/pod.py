@@ -117,6 +117,8 @@ class EnginePod:
     metrics: EngineMetrics | None = None
     shared_memory: bool = False
     """True if its processes exchange tensors by /dev/shm, which is 64 MiB in a container unless it is mounted."""
+    compiles: bool = False
+    """True if it compiles code at its start, below its HOME: that is kept for later pods."""
     read_only_root: bool = True
     """False if the image writes outside of /tmp and its home."""
     warning: str | None = None

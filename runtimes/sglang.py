@@ -126,5 +126,6 @@ RUNTIME: Final = Runtime(
             request_seconds="sglang:e2e_request_latency_seconds",
         ),
         shared_memory=True,
+        compiles=True,
     ),
 )

@@ -160,6 +160,7 @@ RUNTIME: Final = Runtime(
             request_seconds="vllm:e2e_request_latency_seconds",
         ),
         shared_memory=True,
+        compiles=True,
         slow_on_processor=(
             "runtime vllm runs on the processor, which is slow: set hardware.accelerator if the cluster has devices, "
             "or serve a GGUF file with runtime llama.cpp"

@@ -69,8 +69,8 @@ def build_benchmark_pod(
 
     It is pinned to `node`. Without one, it is the spec by which nodes with room for it are looked for.
     """
-    # The spec of a replica.
-    pod = build_pod(service, choice, mounted_weights(served.model), settings=settings)
+    # The spec of a replica, which keeps no compiled code: that would take time from the measurement.
+    pod = build_pod(service, choice, mounted_weights(served.model)._replace(is_ours=False), settings=settings)
     if node:
         pod = pin_to_node(pod, node)
 

@@ -16,7 +16,7 @@ import msgspec
 from controller.reconcile.labels import LABEL_MANAGER
 from controller.reconcile.plan import FIELD_MANAGER
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_STAMP, ANNOTATION_UPDATE
-from crds.meta import DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE
+from crds.meta import DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE, RESTORE_CONTAINER
 from kube.client import Obj
 from kube.resources import (
     ACCELERATOR_POOLS,
@@ -211,8 +211,10 @@ def _reduce_pod(obj: Obj) -> Obj:
         spec = {name: value for name, value in spec.items() if name not in _SELECTS_NODE}
 
     # A sidecar is an init container that runs on: a pod with one that has ended does not serve. So the statuses of init
-    # containers are kept among those of the containers.
-    containers = [*(status.pop("initContainerStatuses", None) or ()), *(status.get("containerStatuses") or ())]
+    # containers are kept among those of the containers, but for one that does its work first.
+    init = status.pop("initContainerStatuses", None) or ()
+    init = [item for item in init if item["name"] != RESTORE_CONTAINER or "waiting" in item.get("state", {})]
+    containers = [*init, *(status.get("containerStatuses") or ())]
     conditions = [condition for condition in status.get("conditions") or () if condition["type"] in _POD_CONDITIONS]
     status = {**status, "conditions": conditions, "containerStatuses": containers}
     return {"metadata": _keep_annotations(kept["metadata"], _POD_ANNOTATIONS), "spec": spec, "status": status}

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from artifacts.compiled_code import find_archive, keep
 from gateway.event_log import log
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
@@ -82,6 +83,9 @@ class PodProxyOptions(NamedTuple):
     hang_seconds: float = HANG_SECONDS
     loading_seconds: float = math.inf
     """The time after which an engine that loads, and is not healthy yet, hangs."""
+    home: Path | None = None
+    kept: Path | None = None
+    """The beginning of the archives of `home`, where the engine compiles (`artifacts/compiled_code.py`); None: none."""
 
     @property
     def engine_url(self) -> str:
@@ -157,6 +161,20 @@ async def _follow_pulse(options: PodProxyOptions, engine: "EngineCheck") -> None
         await asyncio.sleep(min(_PULSE_SECONDS, options.hang_seconds / 4))
 
 
+async def _keep_compiled_code(options: PodProxyOptions, engine: "EngineCheck") -> None:
+    """Keep what the engine has compiled for later pods, once it serves and compiles no more."""
+    outcome = None
+    while options.home and options.kept and outcome is None:
+        await asyncio.sleep(_PULSE_SECONDS)
+        try:
+            if engine.is_healthy:
+                outcome = await asyncio.to_thread(keep, options.home, find_archive(options.kept))
+        except OSError as error:
+            outcome = str(error)
+    if outcome:
+        log.info("compiled_code_kept", outcome=outcome)
+
+
 async def _follow(
     options: PodProxyOptions,
     listeners: Listeners,
@@ -170,7 +188,7 @@ async def _follow(
     engine is healthy; the listeners are configured anew only if that, or the token, has changed.
     """
     preparing = asyncio.ensure_future(_prepare(prepare))
-    pulse = asyncio.ensure_future(_follow_pulse(options, engine))
+    others = asyncio.gather(_follow_pulse(options, engine), _keep_compiled_code(options, engine))
     applied_config: ProxyConfig | None = None
     try:
         while True:
@@ -198,7 +216,7 @@ async def _follow(
                 await asyncio.wait({preparing}, timeout=CHECK_SECONDS)
     finally:
         preparing.cancel()
-        pulse.cancel()
+        others.cancel()
 
 
 def _count_progress(service: str, listeners: Listeners) -> int:

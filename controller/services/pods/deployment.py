@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from controller.models.jobs import NO_IMAGE
-from controller.models.served import Companion, Served, cache_path, cached_claim, format_of
+from controller.models.served import Companion, Served, cache_path, cached_claim, format_of, is_mounted_image, own_claim
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import child
 from controller.services.pods.claim_templates import add_claim
@@ -122,6 +122,7 @@ def mounted_weights(model: Model, copy: NodeCopy | None = None) -> MountedWeight
         size_bytes=model.status.size_bytes,
         image=model.status.cached.image if model.status.cached is not None else "",
         has_one_node=has_one_node(model),
+        is_ours=own_claim(model) is None and not is_mounted_image(model),
     )
 
 

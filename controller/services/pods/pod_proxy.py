@@ -8,14 +8,17 @@ it hangs. A startup probe would keep the proxy from being started, so the livene
 and the proxy gets the time that loading may take.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from artifacts.compiled_code import FOLDER
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
 from controller.reconcile.partial_objects import DRAIN_OPTION, GRACE_FIELD
 from controller.services.tokens import TOKEN_KEY
-from crds.meta import PROXY_CONTAINER, ObjectMeta
+from crds.meta import PROXY_CONTAINER, RESTORE_CONTAINER, ObjectMeta
 from gateway.proxy.paths import ENGINE_LIVENESS
 from kube.client import Obj
 from runtimes.pod import SERVICE_PORT, EnginePod
@@ -161,3 +164,23 @@ class ProxyContainer(NamedTuple):
 
         arguments += [DRAIN_OPTION, str(drain_seconds), "--loading-seconds", str(self.loading_seconds)]
         return [*arguments, "--termination-log", _TERMINATION_LOG]
+
+
+def keep_compiled_code(pod: Obj) -> Obj:
+    """Return the spec of a pod that keeps compiled code of this image, with these arguments, beside the weights."""
+    (engine,), (proxy,), (models, *others) = pod["initContainers"], pod["containers"], pod["volumes"]
+    identity = json.dumps([engine.get(name) for name in ("image", "command", "args", "env")])
+    kept = f"/kept/{FOLDER}/{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    home, folder = "/compiled/home", {"name": "compiled", "mountPath": "/compiled"}
+    arguments, mounts = ["--home", home, "--kept", kept], [folder, {"name": models["name"], "mountPath": "/kept"}]
+
+    restore = {name: proxy[name] for name in ("image", "resources", "terminationMessagePolicy", "securityContext")}
+    # Without the time to drain, of which an edit replaces no pod.
+    begin = proxy["args"][: proxy["args"].index(DRAIN_OPTION)]
+    restore |= {"name": RESTORE_CONTAINER, "args": [*begin, *arguments, "--restore"], "volumeMounts": mounts}
+    proxy = {**proxy, "args": proxy["args"] + arguments, "volumeMounts": proxy["volumeMounts"] + mounts}
+    environment = [{**item, "value": home} if item["name"] == "HOME" else item for item in engine["env"]]
+    engine = {**engine, "env": environment, "volumeMounts": [*engine["volumeMounts"], folder]}
+    models = {**models, "persistentVolumeClaim": {"claimName": models["persistentVolumeClaim"]["claimName"]}}
+    volumes = [models, *others, {"name": folder["name"], "emptyDir": {}}]
+    return pod | {"initContainers": [restore, engine], "containers": [proxy], "volumes": volumes}

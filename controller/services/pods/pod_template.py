@@ -17,7 +17,7 @@ from controller.services.pods.claim_templates import CLAIM_NAME
 from controller.services.pods.devices import DeviceRequest, request_devices
 from controller.services.pods.one_node import FIRST_MARK, keep_on_one_node
 from controller.services.pods.pod_options import add_options, pin_to_node
-from controller.services.pods.pod_proxy import END_SECONDS, WITHDRAWAL_SECONDS, ProxyContainer
+from controller.services.pods.pod_proxy import END_SECONDS, WITHDRAWAL_SECONDS, ProxyContainer, keep_compiled_code
 from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
@@ -56,6 +56,8 @@ class MountedWeights(NamedTuple):
     """The one node that has the claim's volume; empty: any node that the scheduler finds for the volume."""
     has_one_node: bool = False
     """True if the claim's volume can be attached to one node only, wherever that is."""
+    is_ours: bool = True
+    """False for an image, and a claim of the user: nothing else is kept there."""
     mark: str = FIRST_MARK
     """Value of the label by which pods with such a volume find its node."""
 
@@ -162,7 +164,8 @@ def build_pod(
         pulse_path=RUNTIMES[choice.runtime].pulse,
         image_pull_secrets=settings.image_pull_secrets,
     )
-    return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))
+    pod = proxy.put_before_engine(pod, service.metadata, _build_serving(replica))
+    return keep_compiled_code(pod) if choice.pod.compiles and weights.is_ours else pod
 
 
 def _build_security(replica: _Replica) -> Obj:

@@ -17,6 +17,7 @@ from runtimes.registry import RUNTIMES
 from tests.cluster.main_job.cluster import Cluster, condition
 from tests.cluster.nodes import SharedNodes
 from tests.controlplane.process import Process
+from tests.support.eventually import eventually
 from tests.support.tiny_models import tiny_mlx
 
 NVIDIA = {"nvidia.com/gpu": "2"}
@@ -61,6 +62,12 @@ def tensors(cluster: Cluster) -> Obj:
     """A Model of a folder of safetensors at the hub."""
     tiny_mlx.write(cluster.files.root / "acme" / "tensors", written_for="pt")
     return cluster.model("tensors", source="hf://acme/tensors")
+
+
+async def name_pod(cluster: Cluster, service: str) -> str:
+    """Return the name of the service's only pod."""
+    (name,) = [name for name in await cluster.names(PODS) if name.startswith(f"{service}-")]
+    return name
 
 
 async def pod_of(cluster: Cluster, service: str) -> Obj:
@@ -109,9 +116,27 @@ async def test_folder_of_safetensors_is_served_by_vllm(cluster: Cluster, tensors
 
     pod = await pod_of(cluster, "chat")
     await check_row(cluster, pod["nodeName"])
-    (engine,) = pod["initContainers"]
+    (_restore, engine) = pod["initContainers"]
     assert engine["image"] == CPU_IMAGE
     assert not any("token" in str(part) for part in (engine["args"], engine.get("env"), engine["volumeMounts"]))
+
+
+async def test_code_that_a_pod_has_compiled_is_there_for_the_next_one(cluster: Cluster, tensors: Obj) -> None:
+    await cluster.apply(tensors, cluster.service("chat", "cpu", **TENSORS))
+    await cluster.ready("chat")
+    first = await name_pod(cluster, "chat")
+    assert await cluster.kubectl("logs", first, "--container=vllm") == "compiled\n"
+
+    async def is_kept() -> bool:
+        return '"outcome":"kept"' in await cluster.kubectl("logs", first, "--container=proxy")
+
+    await eventually(is_kept, 90)
+    await cluster.kubectl("delete", "pod", first)
+    await cluster.ready("chat")
+    second = await name_pod(cluster, "chat")
+    assert '"outcome":"restored"' in await cluster.kubectl("logs", second, "--container=compiled-code")
+    assert await cluster.kubectl("logs", second, "--container=vllm") == "found compiled code\n"
+    await check_answers(cluster, "chat")
 
 
 @pytest.mark.usefixtures("nvidia_node")
@@ -125,7 +150,7 @@ async def test_sglang_and_tgi_serve_with_nvidia_devices(cluster: Cluster, tensor
         await check_answers(cluster, engine)
         status = (await cluster.get(engine)).status
         assert (status.accelerator, status.runtime, status.nodes) == ("nvidia", engine, ["gpu-2"])
-        (container,) = (await pod_of(cluster, engine))["initContainers"]
+        *_, container = (await pod_of(cluster, engine))["initContainers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
@@ -144,11 +169,11 @@ async def test_vllm_serves_with_amd_and_gaudi_devices(cluster: Cluster, tensors:
         status = (await cluster.get(service)).status
         assert (status.runtime, status.nodes) == ("vllm", [node])
     pod = await pod_of(cluster, "gaudi")
-    (engine,) = pod["initContainers"]
+    (_restore, engine) = pod["initContainers"]
     assert engine["resources"]["limits"] == {"habana.ai/gaudi": "1", "hugepages-2Mi": "11876Mi"}
     pod = await pod_of(cluster, "amd")
     assert RUNTIMES["vllm"].pod is not None
-    assert pod["initContainers"][0]["image"] == RUNTIMES["vllm"].pod.images["amd"]
+    assert pod["initContainers"][1]["image"] == RUNTIMES["vllm"].pod.images["amd"]
 
 
 @pytest.mark.usefixtures("amd_node", "intel_node")

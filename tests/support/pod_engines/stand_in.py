@@ -203,8 +203,18 @@ async def _serve(server: StandInServer, settings: _Settings) -> None:
     await runner.cleanup()
 
 
+def _compile(home: Path) -> None:
+    """Print whether compiled code is in the home; without it, leave some there, as of a minute ago."""
+    code = home / ".cache/stand-in/graph.so"
+    print("found compiled code" if code.exists() else "compiled", flush=True)
+    code.parent.mkdir(parents=True, exist_ok=True)
+    code.touch()
+    os.utime(code, (time.time() - 60, time.time() - 60))
+
+
 def main(engine: str, argv: Sequence[str]) -> None:
-    """Parse the engine's command line, and serve until SIGTERM."""
+    """Parse the engine's command line, compile what it needs, and serve until SIGTERM."""
     dialect = DIALECTS[engine]
     settings = _settings(dialect, _parse(dialect, argv), os.environ)
+    _compile(Path.home())
     asyncio.run(_serve(StandInServer(dialect, settings), settings))

@@ -16,7 +16,7 @@ from controller.reconcile.stamp import needs_apply
 from controller.services.pods.deployment import build_network_service
 from controller.services.reconciler import decide_service
 from controller.services.service_view import ServiceInputs
-from crds.meta import ENQUEUED_AT, NOMINATED, QUEUE_GATE, ObjectMeta
+from crds.meta import ENQUEUED_AT, NOMINATED, QUEUE_GATE, RESTORE_CONTAINER, ObjectMeta
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, MODELS, PODS
@@ -85,6 +85,22 @@ def test_part_of_a_pod_has_what_the_queue_reads() -> None:
     assert kept["metadata"]["annotations"] == annotations
     assert {name: value for name, value in kept["spec"].items() if name in read} == read
     assert kept["status"]["conditions"] == [scheduled, ready]
+
+
+@pytest.mark.parametrize(
+    ("state", "is_kept"),
+    [({"running": {}}, False), ({"terminated": {"exitCode": 0}}, False), ({"waiting": {"reason": "x"}}, True)],
+)
+def test_container_before_the_engine_is_no_part_of_a_pod_unless_it_cannot_start(state: Obj, is_kept: bool) -> None:
+    whole = pod()
+    engine = {"name": "engine", "state": {"terminated": {"exitCode": 0}}}
+    whole["status"]["initContainerStatuses"] = [{"name": RESTORE_CONTAINER, "state": state}, engine]
+    whole["status"]["containerStatuses"] = [{"name": "proxy", "state": {"terminated": {"exitCode": 0}}}]
+    store = Store()
+    declare_partial_objects(store)
+    store.put(PODS, whole)
+    names = [container["name"] for container in store.list(PODS)[0]["status"]["containerStatuses"]]
+    assert names == [*([RESTORE_CONTAINER] if is_kept else []), "engine", "proxy"]
 
 
 def test_part_of_an_applied_service_needs_no_apply() -> None:

@@ -95,7 +95,7 @@ def test_memory_of_devices_is_not_requested_of_a_node() -> None:
     manifest["status"]["layout"]["tensorBytes"] = 60 << 30
     base = (chat_service(runtime="vllm", hardware={"accelerator": "nvidia", "count": 2}), (MODELS, manifest))
     (applied,) = list_applied(decide_chat(*base), DEPLOYMENTS)
-    (engine,) = applied["spec"]["template"]["spec"]["initContainers"]
+    (_, engine) = applied["spec"]["template"]["spec"]["initContainers"]
     requested = int(engine["resources"]["requests"]["memory"])
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     there = (DEPLOYMENTS, chat_deployment(*base, ready=0)), (PODS, chat_pod(ready=False, conditions=[unscheduled]))

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from artifacts.compiled_code import FOLDER, find_archive
+from gateway.proxy import pod
 from gateway.proxy.config import Backend
 from gateway.proxy.pod import REPORT_SECONDS, EngineCheck, MountedToken, PodProxyError, ask_health
 from tests.support.eventually import eventually
@@ -213,6 +216,35 @@ async def test_requests_that_are_not_answered_in_time_get_an_error(run: Run) -> 
         proxy.process.send_signal(signal.SIGTERM)
         assert await asyncio.gather(*requests) == [503, 503], "also the one that was sent to the engine"
         assert await proxy.process.wait() == 0
+
+
+async def test_compiled_code_is_kept_once_the_engine_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod, "_PULSE_SECONDS", 0.01)
+    home, kept = tmp_path / "home", tmp_path / "volume" / FOLDER / "0123"
+    home.mkdir()
+    kept.parent.parent.mkdir()
+    (home / "graph.so").write_bytes(b"code")
+    os.utime(home / "graph.so", (0, 0))
+    options = pod.PodProxyOptions("ns/tiny", "", 0, tmp_path, 0, "/health", home=home, kept=kept)
+    check = EngineCheck()
+    keeping = asyncio.create_task(pod._keep_compiled_code(options, check))
+    assert await asyncio.wait({keeping}, timeout=0.1) == (set(), {keeping}), "it may still compile"
+    check.record_health(answer=True, now=0.0, progress=0, in_flight=False)
+    await keeping
+    assert find_archive(kept).exists()
+
+
+async def test_volume_that_cannot_be_written_costs_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod, "_PULSE_SECONDS", 0.01)
+    logged: list[object] = []
+    monkeypatch.setattr("gateway.proxy.pod.log.info", lambda _event, **fields: logged.append(fields["outcome"]))
+    options = pod.PodProxyOptions(
+        "ns/tiny", "", 0, tmp_path, 0, "/health", home=tmp_path, kept=tmp_path / "a" / "b" / "c"
+    )
+    check = EngineCheck()
+    check.record_health(answer=True, now=0.0, progress=0, in_flight=False)
+    await pod._keep_compiled_code(options, check)
+    assert "No such file or directory" in str(logged)
 
 
 async def has_queued(proxy: PodProxy, count: int) -> bool:
