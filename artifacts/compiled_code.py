@@ -46,10 +46,13 @@ def restore(archive: Path, home: Path) -> str:
             with tarfile.open(fileobj=stream, mode="r|") as files:
                 files.extractall(home, filter="data")
             stream.read()  # the checksum at its end
-    except (OSError, EOFError, ValueError, ArithmeticError, tarfile.TarError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, ArithmeticError, MemoryError, tarfile.TarError, zlib.error) as error:
         shutil.rmtree(home)
         home.mkdir()
-        archive.unlink(missing_ok=True)
+        if not isinstance(error, OSError) or isinstance(
+            error, gzip.BadGzipFile
+        ):  # else the disk failed, not the archive
+            archive.unlink(missing_ok=True)
         return f"not restored: {error}"
     return "restored"
 

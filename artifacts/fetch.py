@@ -265,6 +265,9 @@ class _Download:
             try:
                 return await self._attempt()
             except ArtifactError as error:
+                # Another file has the connections that the origin allows: this one gets its turn.
+                if error.is_overload and await self.connections.wait_for_others():
+                    continue
                 # The position shows progress: enough of it begins a new series of attempts.
                 pause = backoff.pause_or_raise(error, self.partial.size_bytes)
                 if error.reason == "SourceChanged" or not self.partial.validator:
@@ -326,6 +329,8 @@ class _Download:
                         segment = await self._begin(response, segment, is_same=is_same)
                         group.create_task(partial.hash_in_order())
                     elif not is_same:
+                        # Or each of several servers has a version of its own: then one connection reads one of them.
+                        self.is_divisible = False
                         raise self._build_changed("file changed while it was fetched")
                     elif response.first != segment.position:
                         raise self.source.error("SourceRefused", "the server ignored the range")

@@ -98,6 +98,7 @@ class Connections:
         self.limit = patience.connections
         self._open = 0
         self._freed = asyncio.Event()
+        self._since, self._bytes, self._idle_since = 0.0, 0, 0.0
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -105,8 +106,8 @@ class Connections:
         while self._open >= self.limit:
             self._freed.clear()
             await self._freed.wait()
-        if not self._open:
-            self._since, self._bytes = 0.0, 0
+        if not self._open and self._since:  # time without a connection counts for nobody
+            self._since += time.monotonic() - self._idle_since
         self._open += 1
         limit = self.limit
         try:
@@ -114,10 +115,21 @@ class Connections:
         except ArtifactError as error:
             if error.is_overload and self._open > 1:  # answers to requests of the same limit lower it once
                 self.limit = min(self.limit, max(1, limit // 2))
+            if self._open == 1:  # this failure counts by itself
+                self._since, self._bytes = 0.0, 0
             raise
         finally:
             self._open -= 1
+            self._idle_since = time.monotonic()
             self._freed.set()
+
+    async def wait_for_others(self) -> bool:
+        """Wait until one of the open connections is closed; return False if none is open."""
+        if not self._open:
+            return False
+        self._freed.clear()
+        await self._freed.wait()
+        return True
 
     def count_bytes(self, number: int) -> None:
         """Count bytes that have arrived. Raises ArtifactError if they came too slowly over `silence_seconds`."""

@@ -208,8 +208,9 @@ class Origin:
                     response.close()
                     response = await self._request(url, headers)
 
-            # The link that was found may have expired.
-            if was_found and response.status in (*_UNAUTHORIZED, *_GONE):
+            # The link that was found may have expired, which storage says by one of many statuses.
+            is_refused = _FIRST_ERROR <= response.status < _SERVER_ERROR
+            if was_found and is_refused and response.status not in (*_TRY_AGAIN, _RANGE_REFUSED):
                 response.close()
                 was_found, url = False, self.url
                 continue

@@ -169,7 +169,7 @@ async def _keep_compiled_code(options: PodProxyOptions, engine: "EngineCheck") -
         try:
             if engine.is_healthy:
                 outcome = await asyncio.to_thread(keep, options.home, find_archive(options.kept))
-        except OSError as error:
+        except (OSError, RecursionError) as error:
             outcome = str(error)
     if outcome:
         log.info("compiled_code_kept", outcome=outcome)

@@ -68,8 +68,11 @@ class FileServer:
     """False: it does not state Accept-Ranges."""
     content_range = ""
     """If set, the Content-Range of every range, whatever is sent."""
+    etag_of_each = False
+    """True: each answer has another entity tag, as those of several servers behind one address may."""
     link_uses = 0
-    """If set, a redirect of the hub leads to a link that answers so many requests, and others with 403."""
+    """If set, a redirect of the hub leads to a link that answers so many requests, and others with `expired_status`."""
+    expired_status = 403
     most_at_once = 1 << 30
     """Requests for files beyond these, at the same time, get 429."""
     at_once = 0
@@ -245,8 +248,8 @@ class FileServer:
         if link := request.query.get("link"):
             self.links[int(link)] -= 1
             if self.links[int(link)] < 0:
-                seen.status = 403
-                return web.Response(status=403)
+                seen.status = self.expired_status
+                return web.Response(status=self.expired_status)
         headers = self._validators(path)
         size = path.stat().st_size
         first, last = self._requested(request, headers, size)
@@ -279,7 +282,8 @@ class FileServer:
         if self.validators:
             headers["Last-Modified"] = formatdate(stat.st_mtime, usegmt=True)
             if self.etags:
-                headers["ETag"] = f'"{self.etag or f"{stat.st_mtime_ns:x}-{stat.st_size:x}"}"'
+                of_each = f"-{len(self.requests)}" if self.etag_of_each else ""
+                headers["ETag"] = f'"{self.etag or f"{stat.st_mtime_ns:x}-{stat.st_size:x}"}{of_each}"'
         return headers
 
     def _requested(self, request: web.Request, validators: dict[str, str], size: int) -> tuple[int | None, int]:

@@ -113,7 +113,9 @@ async def test_full_disk_is_reported_and_ends_no_process(
             await renewals(full, 0)
             fill(ballast)
             await full.bind(artifact={"source": f"{files.url}/tiny.gguf"})
-            assert "free some space" in (await full.phase("Failed", "NoSpace")).message
+            message = (await full.phase("Failed", "NoSpace")).message
+            assert "needs 437.8 KiB more; 0 B are free" in message
+            assert ": free " in message, "so much must be freed"
             ballast.unlink()
             url = await full.ready()
         fill(ballast)

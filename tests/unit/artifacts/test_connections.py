@@ -102,10 +102,28 @@ async def test_least_speed_is_that_of_all_connections(
 
 async def test_time_without_bytes_before_the_first_and_without_a_connection_does_not_count(clock: list[float]) -> None:
     connections = Connections(Patience(), "x")
+    clock[0] += 100
+    async with connections.open():
+        clock[0] += 100  # until the first response
+        connections.count_bytes(1)
+        clock[0] += 59
+        connections.count_bytes(1)
     for _ in range(3):
-        async with connections.open():
-            clock[0] += 100  # until the response
-            connections.count_bytes(1)
-            clock[0] += 59
-            connections.count_bytes(1)
         clock[0] += 100
+        async with connections.open():
+            connections.count_bytes(1)
+
+
+async def test_least_speed_counts_over_one_answer_after_another(clock: list[float]) -> None:
+    """A server that ends each answer after a byte would hold a download for ever."""
+    connections = Connections(Patience(), "x")
+
+    async def answer() -> None:
+        async with connections.open():
+            clock[0] += 20
+            connections.count_bytes(1)
+
+    for _ in range(3):
+        await answer()
+    with pytest.raises(ArtifactError, match="less than"):
+        await answer()
