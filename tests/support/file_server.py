@@ -311,7 +311,7 @@ class FileServer:
                 await response.write(block)
                 seen.bytes_sent += len(block)
                 left -= len(block)
-                await asyncio.sleep(self.pause_seconds)
+                await asyncio.sleep(self.pause_seconds if left else 0.0)
                 await self.sending.wait()
 
     async def _suffer(self, request: web.Request, fault: TransferFault) -> None:
