@@ -127,3 +127,13 @@ async def test_least_speed_counts_over_one_answer_after_another(clock: list[floa
         await answer()
     with pytest.raises(ArtifactError, match="less than"):
         await answer()
+
+
+async def test_file_that_is_refused_waits_for_the_connections_of_others() -> None:
+    connections = Connections(Patience(), "x")
+    assert not await connections.wait_for_others()
+    async with connections.open():
+        waiting = asyncio.create_task(connections.wait_for_others())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    assert await waiting

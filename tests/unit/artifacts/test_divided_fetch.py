@@ -126,21 +126,6 @@ async def test_servers_with_tags_of_their_own_are_read_by_one_connection(
     assert fetched.path.read_bytes() == large
 
 
-async def test_file_waits_for_the_connections_of_another_file(server: FileServer, tmp_path: Path) -> None:
-    folder = server.root / "acme/folder"
-    folder.mkdir(parents=True)
-    contents = {f"model-{part}.safetensors": bytes([part]) * (1 << 18) for part in range(3)}
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    (folder / "config.json").write_text("{}")
-    server.pause_seconds, server.most_at_once = 0.1, 1
-    access = take_access({}, endpoint=server.url, patience=HURRIED)
-    await fetch_source(parse("hf://acme/folder"), tmp_path / "to", access, take_expected({}), lambda *_seen: None)
-    for name, content in contents.items():
-        assert (tmp_path / "to" / name).read_bytes() == content
-    assert 429 in [seen.status for seen in server.requests]
-
-
 @pytest.mark.parametrize("retry_after", ["", "1", "3000"])
 async def test_overloaded_server_gets_fewer_connections(
     call: FetchCall, server: FileServer, large: bytes, retry_after: str
