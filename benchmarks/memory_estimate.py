@@ -31,20 +31,20 @@ def rows() -> Iterator[Row]:
     """Yield every row of the table."""
     for kind in KINDS:
         for context in (1024, 8192):
-            yield Row(_SHAPES[kind], ServingOptions(context_length=context))
-        yield Row(_SHAPES[kind], ServingOptions(context_length=1024, parallel=4))
+            yield Row(_SHAPES[kind], ServingOptions(context_length=context, parallel=1))
+        for parallel in (4, None):
+            yield Row(_SHAPES[kind], ServingOptions(context_length=1024, parallel=parallel))
     attends = _SHAPES["llama"]
     types: tuple[tuple[CacheType, CacheType], ...] = (("q8_0", "q8_0"), ("q8_0", "f16"), ("q4_0", "q4_0"))
     for key, value in types:
-        yield Row(attends, ServingOptions(context_length=8192, cache_type_k=key, cache_type_v=value))
-    for extra_args in (["-kvu"], ["-fa", "off"]):
-        yield Row(attends, ServingOptions(context_length=2048, parallel=2, extra_args=extra_args))
-    yield Row(_SHAPES["gemma3"], ServingOptions(context_length=8192, extra_args=["--swa-full"]))
+        yield Row(attends, ServingOptions(context_length=8192, parallel=1, cache_type_k=key, cache_type_v=value))
+    yield Row(attends, ServingOptions(context_length=2048, parallel=2, extra_args=["-fa", "off"]))
+    yield Row(attends, ServingOptions(context_length=2048, prompt_cache="128Mi"))
+    yield Row(_SHAPES["gemma3"], ServingOptions(context_length=8192, parallel=1, extra_args=["--swa-full"]))
     large = Shape(layers=8, embedding=1024, heads=16, heads_kv=4, feed_forward=4096, vocabulary=128_000)
-    yield Row(large, ServingOptions(context_length=2048))
-    yield Row(
-        Shape(layers=8, embedding=1024, vocabulary=128_000, tensor_type="Q8_0"), ServingOptions(context_length=2048)
-    )
+    yield Row(large, ServingOptions(context_length=2048, parallel=1))
+    quantized = Shape(layers=8, embedding=1024, vocabulary=128_000, tensor_type="Q8_0")
+    yield Row(quantized, ServingOptions(context_length=2048, parallel=1))
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
             options = row.options
             types = f"{options.cache_type_k}/{options.cache_type_v}"
             print(
-                f"{row.shape.kind:<10} {options.context_length:>7} {options.parallel:>5}  "
+                f"{row.shape.kind:<10} {options.context_tokens:>7} {options.parallel or 'unset':>5}  "
                 f"{' '.join(options.extra_args) or types:<15} {size_text(measured.estimated.total_bytes):>10} "
                 f"{size_text(measured.resident_bytes):>10} {measured.error:>+7.1%}",
                 flush=True,

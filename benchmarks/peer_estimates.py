@@ -56,7 +56,8 @@ def compare_memory() -> list[PeerMemory]:
     product, memory_mib = PRODUCTS_COMPARED[0]
     compared = []
     for row, layout in _dense_rows(product, memory_mib):
-        estimated = estimate(Workload(layout), ServingOptions(context_length=max(128, row["effective_context_length"])))
+        options = ServingOptions(context_length=max(128, row["effective_context_length"]), parallel=1)
+        estimated = estimate(Workload(layout), options)
         if estimated is not None:
             ours = estimated.total_bytes / _GB
             compared.append(PeerMemory(row["name"], row["params_b"], ours / row["memory_required_gb"]))

@@ -146,8 +146,8 @@ def _describe_memory(layout: dict[str, Any] | None, runtime: str) -> str:
     """Return the memory that serving needs with the default context of a service, in words; also if it is unknown."""
     from fitness.memory import Workload, estimate  # noqa: PLC0415
 
-    options = ServingOptions()
+    options = ServingOptions(parallel=1)  # the least that is chosen
     needed = estimate(Workload(msgspec.convert(layout, Layout | None), runtime), options)
     if needed is None:
         return "not known: set spec.memoryBytes of its Model"
-    return f"{size_text(needed.total_bytes)} with {options.context_length:,} tokens of context: {needed.text()}"
+    return f"{size_text(needed.total_bytes)} with {options.context_tokens:,} tokens of context: {needed.text()}"

@@ -100,6 +100,7 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
 )
 @click.option("--context-length", type=click.IntRange(1), help="Tokens of context of a request. Default: unknown.")
 @click.option("--shared-tokens", type=click.IntRange(0), help="Tokens beyond one context that its slots share.")
+@click.option("--threads", type=click.IntRange(1), help="With --source: threads of the engine. Default: its own.")
 @allow_private_sources
 @click.option("--termination-log", type=PATH, help="File for the message of a failure.")
 def command(
@@ -107,6 +108,7 @@ def command(
     options: PodProxyOptions,
     restores: bool,
     source: str | None,
+    threads: int | None,
     allowed_networks: Networks,
     termination_log: Path | None,
 ) -> None:
@@ -128,7 +130,7 @@ def command(
         log.info("compiled_code_restored", outcome=outcome)
         return
     # preparation: brings the model into the engine; None: the engine starts with its model
-    preparation = _plan_preparation(options, source, allowed_networks) if source else None
+    preparation = _plan_preparation(options, source, threads, allowed_networks) if source else None
     try:
         uvloop.run(run_pod_proxy(options, preparation))
     except PodProxyError as error:
@@ -141,7 +143,7 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-def _plan_preparation(options: PodProxyOptions, source: str, networks: Networks) -> Prepare:
+def _plan_preparation(options: PodProxyOptions, source: str, threads: int | None, networks: Networks) -> Prepare:
     """Return the call that brings the model of `source` into the engine, as for Ollama, which starts without a model.
 
     Raises click.UsageError: the engine gets no model so, or its name for the model or the context length is missing.
@@ -150,7 +152,7 @@ def _plan_preparation(options: PodProxyOptions, source: str, networks: Networks)
     pod = find_runtime(options.engine).pod
     if not (pod and pod.prepare and options.model and options.context_length):
         raise click.UsageError("--source needs an --engine that gets its model, --engine-model and --context-length")
-    model = PodModel(options.engine_port, options.model, source, options.context_length, networks)
+    model = PodModel(options.engine_port, options.model, source, options.context_length, networks, threads)
     return functools.partial(_prepare, pod.prepare, model)
 
 

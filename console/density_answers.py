@@ -76,6 +76,9 @@ class ModelFit(DensityAnswer, frozen=True):
     fit_level_if_idle: FitLevel
     run_mode: RunMode
     runtime: str
+    chosen_context: int | None
+    """Context length of a service there that states none; null: that of the model is unknown. The memory is that of
+    the context by which all models are compared."""
     best_quant: str
     device_class: str
     device_count: int
@@ -208,6 +211,8 @@ class SimulatedNode(DensityAnswer, frozen=True):
     fit_level: FitLevel
     run_mode: RunMode
     device_count: int
+    context: int
+    """Context length of the service there, in tokens."""
     estimated_tps: float | None
     available_memory_gb: float
     required_memory_gb: float

@@ -1,7 +1,7 @@
 """The models that are asked about: the Models of the cluster, and those of the catalog."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 from msgspec import structs
@@ -15,6 +15,8 @@ from fitness.catalog_entries import CatalogEntry, load_catalog
 from fitness.fit import BITS_PER_WEIGHT
 from fitness.memory import Workload
 from fitness.performance import hash_model
+from fitness.serving_defaults import AllowedMachine, choose_options
+from fitness.serving_devices import ServingDevices
 from fitness.speed import find_active_share
 from runtimes.registry import RUNTIMES, find_runtime
 from runtimes.runtime import RuntimeDemand
@@ -45,6 +47,8 @@ class KnownModel(NamedTuple):
     """By accelerator, as far as an engine takes its format there."""
     quantization: str = ""
     parameters: int | None = None
+    trained_context: int | None = None
+    """The longest context that it was trained for, in tokens; None: unknown."""
     active_share: float | None = None
     use_cases: frozenset[UseCase] = frozenset()
     mode: Mode = "chat"
@@ -67,6 +71,28 @@ class KnownModel(NamedTuple):
         return text in {"*", ""} or any(
             text in label.casefold() for label in (self.full_name, self.title, self.source) if label
         )
+
+
+def choose_for_machine(model: KnownModel, replicas: Iterable[ServingDevices]) -> ServingOptions | None:
+    """Return the serving options that a service would get if it stated none and had this machine alone.
+
+    `replicas` are the devices that one replica may have there, for each number of them. None: the context of the model
+    is unknown, or no engine takes it.
+    """
+    if model.trained_context is None:
+        return None
+    machines = [
+        AllowedMachine(
+            workload,
+            devices.memory_bytes,
+            0 if devices.vendor in {"cpu", METAL} else devices.device_count,
+            node_bytes=devices.memory_bytes if devices.vendor == "cpu" else 0,
+        )
+        for devices in replicas
+        if (workload := model.workloads.get(devices.vendor)) is not None and devices.memory_bytes
+    ]
+    stated = ServingOptions(mode=model.mode)
+    return choose_options(stated, model.trained_context, machines)[0] if machines else None
 
 
 def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -> KnownModel:
@@ -102,6 +128,7 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
         },
         quantization=quantization,
         parameters=model.spec.total_parameters or status.total_parameters,
+        trained_context=header.context_length,
         active_share=find_active_share(model),
         use_cases=_find_use_cases(abilities, frozenset(model.spec.domains), thinks=bool(model.spec.thinking)),
         mode="embeddings" if is_embedding else "chat",

@@ -25,7 +25,7 @@ from console.density_answers import (
     RankedNode,
     RuntimesAnswer,
 )
-from console.density_models import KnownModel, UseCase
+from console.density_models import KnownModel, UseCase, choose_for_machine
 from console.density_snapshot import DensitySnapshot, MachineProfile, Visibility
 from console.fit_table import RANKS, FitTable, PlaceFit, RankedFit
 from crds.size import GIB
@@ -349,6 +349,7 @@ def describe_fit(model: KnownModel, place: PlaceFit) -> ModelFit:
     """
     # generation: tokens that are generated a second, as expected and as bounds; prompt: tokens that are read
     fit, speed = place.fit, place.fit.speed
+    chosen = choose_for_machine(model, [place.devices])
     return ModelFit(
         name=model.name,
         namespace=model.namespace,
@@ -357,6 +358,7 @@ def describe_fit(model: KnownModel, place: PlaceFit) -> ModelFit:
         fit_level_if_idle=fit.level_if_idle,
         run_mode=fit.run_mode,
         runtime=place.runtime,
+        chosen_context=chosen.context_tokens if chosen is not None else None,
         best_quant=model.quantization,
         device_class=place.devices.device_class,
         device_count=place.devices.device_count,

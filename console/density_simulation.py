@@ -4,8 +4,10 @@ import itertools
 from difflib import get_close_matches
 from typing import Final
 
+from msgspec import structs
+
 from console.density_answers import NodeState, SimulateAnswer, SimulatedNode, SimulateRequest
-from console.density_models import QUANTIZATIONS, KnownModel, change_quantization
+from console.density_models import QUANTIZATIONS, KnownModel, change_quantization, choose_for_machine
 from console.density_queries import list_excluded
 from console.density_snapshot import DensitySnapshot, MachineProfile, Visibility
 from console.fit_table import RANKS, FitTable, PlaceFit, assess_stated
@@ -105,15 +107,19 @@ def simulate_model(
     """
     asked = check_request(request)
     model = find_asked_model(snapshot, visible, asked)
-    if asked.context is not None and asked.context != table.options.context_length:
-        table = table.with_context(asked.context)  # a new table: cached fits hold for one context length
+    if asked.context is not None and asked.context != table.options.context_tokens:
+        # A new table: cached fits hold for one context length.
+        table = table.with_options(structs.replace(table.options, context_length=asked.context))
 
     # A profile stands for nodes and hosts that are alike: the fit is computed once for all of them.
     changes = []
     for profile in snapshot.profiles:
-        place = _assess_on_profile(table, model, profile, asked.memory_gb)
+        chosen = choose_for_machine(model, profile.replicas) if asked.context is None else None
+        profile_table = table.with_options(chosen) if chosen is not None else table
+        place = _assess_on_profile(profile_table, model, profile, asked.memory_gb)
         if place is not None:
-            changes += [_describe_change(name, snapshot.machines[name], place) for name in profile.names]
+            context = profile_table.options.context_tokens
+            changes += [_describe_change(name, snapshot.machines[name], place, context) for name in profile.names]
 
     # The key: the best level first, then the fastest, then by name.
     changes.sort(key=lambda node: (RANKS[node.fit_level], -(node.estimated_tps or 0.0), node.node_name))
@@ -121,7 +127,7 @@ def simulate_model(
         model=model.name,
         namespace=model.namespace,
         quantization=model.quantization,
-        context=table.options.context_length,
+        context=table.options.context_tokens,
         ranked_nodes=changes,
         can_fit_anywhere=any(node.fit_level != "too_tight" for node in changes),
         excluded_nodes=list_excluded(snapshot),
@@ -157,7 +163,7 @@ def _assess_on_profile(
     return best
 
 
-def _describe_change(name: str, machine: ViewedMachine, place: PlaceFit) -> SimulatedNode:
+def _describe_change(name: str, machine: ViewedMachine, place: PlaceFit, context: int) -> SimulatedNode:
     """Return a node or host with the model on it: its fit, and the free memory before and after, if it fits."""
     fit = place.fit
     fits = fit.level != "too_tight"
@@ -170,6 +176,7 @@ def _describe_change(name: str, machine: ViewedMachine, place: PlaceFit) -> Simu
         fit_level=fit.level,
         run_mode=fit.run_mode,
         device_count=place.devices.device_count,
+        context=context,
         estimated_tps=round(fit.speed.generation.expected, 1) if fit.speed else None,
         available_memory_gb=round(fit.available_bytes / GIB, 2),
         required_memory_gb=round(fit.needed_bytes / GIB, 2),

@@ -30,7 +30,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 CONTEXT_LENGTH: Final = 8192
 """Context of the fits of all models, as by llmfit."""
-_OPTIONS: Final = ServingOptions(context_length=CONTEXT_LENGTH)
+_OPTIONS: Final = ServingOptions(context_length=CONTEXT_LENGTH, parallel=1)
 Visibility = frozenset[str] | None
 """Namespaces whose Models and services the caller may see; None: all."""
 

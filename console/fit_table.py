@@ -128,10 +128,12 @@ class FitTable:
         measured: the stored measurements, which correct the estimates of others as well.
     """
 
-    def __init__(self, context_length: int, measured: PerformanceTable | None = None) -> None:
+    def __init__(
+        self, context_length: int, measured: PerformanceTable | None = None, options: ServingOptions | None = None
+    ) -> None:
         """Prepare empty caches for this context length, by the measurements, if there are some."""
         # The inputs of all fits: the options of each mode of serving (such as chat), and the stored measurements.
-        self.options = ServingOptions(context_length=context_length)
+        self.options = options or ServingOptions(context_length=context_length, parallel=1)
         self._options_by_mode = {mode: structs.replace(self.options, mode=mode) for mode in get_args(Mode)}
         self._measured = measured or PerformanceTable()
 
@@ -172,9 +174,9 @@ class FitTable:
         self.forget_corrected()
         self._cached_fits = 0
 
-    def with_context(self, context_length: int) -> "FitTable":
-        """Return an empty table with another context length."""
-        return FitTable(context_length, self._measured)
+    def with_options(self, options: ServingOptions) -> "FitTable":
+        """Return an empty table with other serving options."""
+        return FitTable(options.context_tokens, self._measured, options)
 
     def rank_models(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
         """Return all models on a profile, the best first; cached until the models change.

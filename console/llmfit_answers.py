@@ -50,10 +50,10 @@ def list_llmfit_models(
             "search": None if query.text == "*" else query.text,
             "use_case": query.use_case,
             "top_only": False,
-            "max_context": table.options.context_length,
+            "max_context": table.options.context_tokens,
         },
         "models": [
-            _build_row(snapshot.models[position], best_fit, best_place.node, table.options.context_length)
+            _build_row(snapshot.models[position], best_fit, best_place.node, table.options.context_tokens)
             for position, best_place in shown
             if (best_fit := table.find_best_fit(snapshot.models[position], best_place.profile)) is not None
         ],

@@ -30,6 +30,7 @@ from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
 from crds.rate import Rate
 from crds.serving import DRAIN_SECONDS, Adapter, DrainSeconds, RuntimeName, ServingOptions, Speculative
+from crds.serving_choice import ServingChoice
 
 
 class Scheduling(ApiStruct, frozen=True):
@@ -194,6 +195,12 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         AcceleratorChoice | None,
         "The replicas on each accelerator, and why others have none. Absent unless hardware.accelerator is auto or "
         "scheduling.pools are of several accelerators.",
+    ] = None
+    serving: Annotated[
+        ServingChoice | None,
+        "Options with which the model is served: context length, requests at once, and memory for earlier "
+        "conversations. Those that the spec leaves out are chosen once for a spec, from the model and the hosts and "
+        "nodes that the service may use. Absent until the Model is inspected.",
     ] = None
     runtime: Annotated[ShortText, "Engine of the replicas; that on the first accelerator if they are on several."] = ""
     memory: Annotated[

@@ -129,7 +129,11 @@ class Resources(ApiStruct, frozen=True):
         Annotated[int, Meta(ge=1, le=16)] | None,
         "Another name of hardware.count; if both are stated, they must be equal.",
     ] = None
-    cpu: Annotated[Quantity | None, "CPU that one replica requests, for example 2 or 500m."] = None
+    cpu: Annotated[
+        Quantity | None,
+        "CPU that one replica requests, for example 2 or 500m; its engine starts as many threads. Default: what the "
+        "engine wants for its devices; without devices up to 8, by the largest node.",
+    ] = None
     memory: Annotated[
         Quantity | None,
         "Memory of the node that one replica requests. Default: the memory that the Model and its context take, "

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Name, of_same_namespace
+from crds.meta import ApiStruct, Name, Quantity, of_same_namespace
+from crds.quantity import quantity_bytes
 
 Mode = Literal["chat", "embeddings", "rerank"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -48,6 +49,8 @@ DraftTokens = Annotated[
     Annotated[int, Meta(ge=1, le=64)] | None,
     "Maximum number of tokens that the draft model proposes at once. Default: the engine decides.",
 ]
+LEAST_CONTEXT: Final = 4096
+"""Least context length that is chosen where none is stated, in tokens."""
 DRAIN_SECONDS: Final = 600
 """Default of `drainSeconds`, and the most of a replica that the queue may evict: nobody waits longer for its room."""
 DrainSeconds = Annotated[
@@ -71,11 +74,21 @@ class ServingOptions(ApiStruct, frozen=True, kw_only=True):
     """Options of serving a model, which are the same in a pod and on a host."""
 
     context_length: Annotated[
-        int, Meta(ge=128, le=2_097_152), "Context length that each request may use, in tokens."
-    ] = 4096
+        Annotated[int, Meta(ge=128, le=2_097_152)] | None,
+        "Context length that each request may use, in tokens. Default: that of the model, at most 32768, or 65536 if a "
+        "device or host of 48 GiB or more may be used; less where no allowed one holds it. status.serving shows it.",
+    ] = None
     parallel: Annotated[
-        int, Meta(ge=1, le=64), "Requests that one replica serves at the same time, each with the whole context length."
-    ] = 1
+        Annotated[int, Meta(ge=1, le=4096)] | None,
+        "Requests that one replica serves at the same time. With llama.cpp, mlx-lm, oMLX and Ollama each of them has "
+        "the memory of a whole context. With vLLM, SGLang and TGI it is a limit, since requests share the cache. "
+        "Default: as many as the engine and its memory can, so that no request ends another; status.serving shows it.",
+    ] = None
+    prompt_cache: Annotated[
+        Quantity | None,
+        "Memory in which llama.cpp and mlx-lm remember earlier conversations, so that their next turn computes only "
+        "what is new. Default: by the memory of the allowed hosts and nodes; status.serving shows it.",
+    ] = None
     mode: Annotated[
         Mode,
         "API that the service answers. chat: /v1/chat/completions and /v1/completions. embeddings: "
@@ -88,6 +101,16 @@ class ServingOptions(ApiStruct, frozen=True, kw_only=True):
         "Jinja template that converts messages to a prompt. Default: the template of the model.",
     ] = None
     extra_args: ExtraArguments = []
+
+    @property
+    def context_tokens(self) -> int:
+        """The context length, or the least that is ever chosen if none is stated or chosen yet."""
+        return self.context_length or LEAST_CONTEXT
+
+    @property
+    def prompt_cache_bytes(self) -> int:
+        """Memory for remembered conversations; 0 if none is stated or chosen yet."""
+        return quantity_bytes(self.prompt_cache) if self.prompt_cache else 0
 
 
 def stated_options(spec: ServingOptions) -> dict[str, Any]:

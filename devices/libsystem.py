@@ -67,6 +67,12 @@ def _sysctl(name: str, most_bytes: int) -> bytes | None:
     return None if failed else buffer.raw[: size.value]
 
 
+def performance_cores() -> int | None:
+    """Read the number of performance cores; None if the fastest cores have another name."""
+    is_known = sysctl_text("hw.perflevel0.name") == "Performance"
+    return sysctl_int("hw.perflevel0.physicalcpu") if is_known else None
+
+
 def host_uuid() -> str | None:
     """Read the UUID of the hardware (gethostuuid), which no copy of its disk has."""
     library = _library()

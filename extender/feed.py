@@ -12,6 +12,7 @@ import structlog
 
 from controller.placement.cluster_view import MEASUREMENTS, ClusterView
 from controller.reconcile.plan import decode_stored
+from controller.services.serving_choice import apply_choice
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE
 from crds.model import Model
@@ -138,7 +139,8 @@ class ExtenderFeed:
                     runtime = decoded.status.runtime
                     if not runtime:
                         return None
-                    return ServedModel(served, decoded, runtime), hash_model(served, runtime, decoded.spec)
+                    options = apply_choice(decoded).spec
+                    return ServedModel(served, decoded, runtime), hash_model(served, runtime, options)
             return None
 
         # Kept under the name "served" until the service changes, or `model` is another object.

@@ -101,8 +101,8 @@ def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
 
     draft = memory.estimate_parts(workload.draft, options) if workload.draft else None
     if draft is not None:
-        # The draft runs in the same process, so the memory of the engine itself is counted once.
-        draft = draft._replace(engine_bytes=0)
+        # The draft runs in the same process: the engine itself, and what it remembers, are counted once.
+        draft = draft._replace(engine_bytes=0, prompts_bytes=0)
     return Estimate(parts._replace(further_bytes=workload.further_bytes), draft)
 
 
@@ -159,7 +159,7 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
         container = Estimate(parts.container)
         device = Estimate(parts.device._replace(further_bytes=workload.further_bytes))
         if draft_parts is not None:
-            container = container._replace(draft=draft_parts.container._replace(engine_bytes=0))
+            container = container._replace(draft=draft_parts.container._replace(engine_bytes=0, prompts_bytes=0))
             device = device._replace(draft=draft_parts.device._replace(engine_bytes=0))
         return _size_devices(parts, container, device, workload.stated_bytes)
 
@@ -225,7 +225,7 @@ def least_free_bytes(workload: Workload, options: ServingOptions, memory_bytes: 
     return find_runtime(workload.runtime).memory.least_free_bytes(options, memory_bytes)
 
 
-class _MemoryNeed(NamedTuple):
+class MemoryNeed(NamedTuple):
     """The memory that is compared with a limit: that of each device, or of the container or host without devices."""
 
     total_bytes: int
@@ -233,21 +233,21 @@ class _MemoryNeed(NamedTuple):
     """The part that a smaller quantization reduces."""
 
 
-def _compute_need(workload: Workload, options: ServingOptions, devices: int) -> _MemoryNeed | None:
+def compute_need(workload: Workload, options: ServingOptions, devices: int) -> MemoryNeed | None:
     """Return the memory that a replica needs of each device, or of the container if `devices` is 0; None: unknown."""
     memory = estimate_pod(workload, options, devices)
     if memory is None:
         return None
     # None: the pod has no devices.
     if memory.device_bytes_each is None:
-        return _MemoryNeed(memory.container_bytes, memory.container.parts.weights_bytes)
+        return MemoryNeed(memory.container_bytes, memory.container.parts.weights_bytes)
     if memory.device is None:
         # Only the stated memory is known, and not which part of it the weights are.
-        return _MemoryNeed(total_bytes=memory.device_bytes_each, weights_bytes=0)
+        return MemoryNeed(total_bytes=memory.device_bytes_each, weights_bytes=0)
     # A device must be larger than what it holds, by this factor: so do fewer weights make the needed device smaller.
     size_by_held = (memory.device_bytes_each - _UNUSABLE_DEVICE_BYTES) / max(1, memory.device.total_bytes)
     weights_bytes = math.ceil(memory.device.parts.weights_bytes * size_by_held)
-    return _MemoryNeed(memory.device_bytes_each, weights_bytes)
+    return MemoryNeed(memory.device_bytes_each, weights_bytes)
 
 
 def find_largest_context(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> int | None:
@@ -259,10 +259,10 @@ def find_largest_context(workload: Workload, options: ServingOptions, limit_byte
 
     def fits(steps: int) -> bool:
         """Return whether a context of so many steps of 256 tokens fits."""
-        needed = _compute_need(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
+        needed = compute_need(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
         return needed is not None and needed.total_bytes <= limit_bytes
 
-    fewest, most = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_length - 1) // _CONTEXT_STEP
+    fewest, most = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_tokens - 1) // _CONTEXT_STEP
     if most < fewest or not fits(fewest):
         return None
 
@@ -300,18 +300,18 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
     if context is not None:
         return f"{' or '.join([f'a contextLength of {context}', *more_devices])} would fit"
 
-    needed = _compute_need(workload, options, devices)
+    needed = compute_need(workload, options, devices)
     if workload.layout is None or needed is None:
         return "lower contextLength or parallel, or use a smaller quantization"
     if more_devices:
         return f"{more_devices[0]} would fit"
 
     # 3. and 4. Fewer bits for each weight; if that is not enough, also the least context and one request at a time.
-    smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_length), parallel=1)
-    changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < options.context_length else []
-    changes += ["a parallel of 1"] if options.parallel > 1 else []
+    smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_tokens), parallel=1)
+    changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_tokens < options.context_tokens else []
+    changes += ["a parallel of 1"] if options.parallel != 1 else []
     # First with the wanted context and requests, then with the least of both.
-    for need, added_changes in ((needed, []), (_compute_need(workload, smaller, devices), changes)):
+    for need, added_changes in ((needed, []), (compute_need(workload, smaller, devices), changes)):
         if need is None or not need.weights_bytes:
             continue
         # Share of the weights that fits beside everything else; from 1 on, all of them do.
@@ -379,7 +379,7 @@ def _find_enough_devices(workload: Workload, options: ServingOptions, limit_byte
     """
     for count in _DEVICE_COUNTS if devices else ():
         if count > devices and refuse_device_count(workload, count) is None:
-            needed = _compute_need(workload, options, count)
+            needed = compute_need(workload, options, count)
             if needed and needed.total_bytes <= limit_bytes:
                 return count
     return None

@@ -66,7 +66,7 @@ def hash_model(model: Model, runtime: str, options: ServingOptions) -> str:
     """
     status = model.status
     # The number of bounds below the context, such as 0 up to 4096.
-    bucket = sum(options.context_length > bound for bound in _CONTEXT_BUCKETS)
+    bucket = sum(options.context_tokens > bound for bound in _CONTEXT_BUCKETS)
     quantization = status.gguf.quantization if status.gguf else ""
     facts = [model.spec.source, status.revision or status.sha256, quantization, runtime, str(bucket)]
     return hashlib.sha256("|".join(facts).encode()).hexdigest()[:_HASH_CHARACTERS]

@@ -114,7 +114,7 @@ def estimate_speed(
     reads = _TokenReads(
         weights_bytes=layout.tensor_bytes * used_share,
         # While speeds are measured, prompts are short: _TYPICAL_TOKENS are in the cache.
-        cache_bytes=_count_cache_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_length)),
+        cache_bytes=_count_cache_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_tokens)),
         layers=sum(layer.count for layer in layout.layers),
         active_share=used_share,
     )

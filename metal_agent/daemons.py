@@ -137,7 +137,7 @@ class SharedDaemon:
         """Return the name of this process's model in the daemon; a later agent computes the same."""
         artifact = spec.artifact
         weights = [artifact.sha256] if artifact.sha256 else [artifact.source, artifact.revision]
-        return self.daemon.build_name(self._owner, spec.model_name, digest_content(weights, spec.context_length))
+        return self.daemon.build_name(self._owner, spec.model_name, digest_content(weights, spec.context_tokens))
 
     def start(self, model: str) -> DaemonModel:
         """Start to load `model`, which was added before."""

@@ -117,7 +117,7 @@ def _assess_entry(entry: CatalogEntry, devices: ServingDevices) -> Fit | None:
     workload = entry.find_workload(devices.vendor)
     if workload is None:
         return None
-    options = ServingOptions(context_length=CONTEXT_LENGTH, mode=entry.mode)
+    options = ServingOptions(context_length=CONTEXT_LENGTH, parallel=1, mode=entry.mode)
     return assess_fit(workload, options, devices, active_share=entry.active_share)
 
 

@@ -5,7 +5,10 @@ from typing import Final, NamedTuple
 from crds.serving import ServingOptions
 from crds.weights_header import Layout
 
-PART_NAMES: Final = ("weights", "context", "checkpoints", "compute buffers", "engine", "projector and adapters")
+PART_NAMES: Final = (
+    *("weights", "context", "checkpoints", "compute buffers", "engine", "projector and adapters"),
+    "remembered conversations",
+)
 """Names of the fields of `Parts` in messages, in their order."""
 
 
@@ -23,6 +26,8 @@ class Parts(NamedTuple):
     """The engine itself, with its vocabulary."""
     further_bytes: int = 0
     """Projector and adapters."""
+    prompts_bytes: int = 0
+    """Earlier conversations, kept so that their next turn computes only what is new."""
 
 
 class DeviceParts(NamedTuple):
@@ -55,6 +60,11 @@ class EngineMemory:
         """Compute the memory of a replica in a pod with `devices` devices; None if it cannot be known."""
         del layout, options, devices
         return None
+
+    def propose_prompt_cache(self, layout: Layout, options: ServingOptions, free_bytes: int) -> int:
+        """Return the bytes for remembered conversations that are worth while; `free_bytes` are free beside others."""
+        del layout, options, free_bytes
+        return 0
 
     def refuse_devices(self, layout: Layout, devices: int) -> str | None:
         """Return why the engine cannot divide a model among `devices` devices, or None if it can."""

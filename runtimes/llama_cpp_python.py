@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from crds.serving import CacheType, ServingOptions
+from devices import libsystem
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
 from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory, find_last_value
@@ -42,7 +43,7 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render the arguments of llama_cpp.server."""
     options = serving.options
     rendered = ["--model", serving.model, "--model_alias", serving.service]
-    rendered += ["--host", listen.host, "--port", str(listen.port), "--n_ctx", str(options.context_length)]
+    rendered += ["--host", listen.host, "--port", str(listen.port), "--n_ctx", str(options.context_tokens)]
     if listen.api_key_file is not None:
         rendered += ["--api-key-file", listen.api_key_file]
     if serving.on_device:
@@ -54,7 +55,7 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
 
     if options.mode == "embeddings":
         # A text is embedded in one batch.
-        size = str(options.context_length)
+        size = str(options.context_tokens)
         rendered += ["--embedding", "true", "--n_batch", size, "--n_ubatch", size]
     if (options.cache_type_k, options.cache_type_v) != ("f16", "f16"):
         rendered += ["--type_k", str(_CACHE_TYPES[options.cache_type_k])]
@@ -76,8 +77,10 @@ def build_environment(base: Mapping[str, str], platform: str = sys.platform) -> 
 
     Mapped weights are in no process's footprint, as `runtimes.llama_server` explains.
     """
-    kept = select_environment(base)
-    return kept | {"USE_MMAP": "false"} if platform == "darwin" else kept
+    kept, is_mac = select_environment(base), platform == "darwin"
+    # By default it has half as many threads as there are cores of any kind.
+    cores = libsystem.performance_cores() if is_mac else None
+    return kept | ({"USE_MMAP": "false"} if is_mac else {}) | ({"N_THREADS": str(cores)} if cores else {})
 
 
 def _has_flash(options: ServingOptions) -> bool:

@@ -7,12 +7,15 @@ of the bytes that are live at once, fitted to `--verbosity` logs of many shapes.
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+from msgspec import structs
 
 from crds.serving import CacheType, ServingOptions
-from crds.size import divide_up
+from crds.size import GIB, divide_up
 from crds.weights_header import Layers, Layout
 from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior
+from runtimes.serving import PROBE_TOKENS, count_requests, count_shared_tokens
 
 _PADDING: Final = 256
 """The number of cells of a cache is a multiple of this (`llama-context.cpp`, `llama-kv-cache-iswa.cpp`)."""
@@ -48,8 +51,16 @@ _EMBEDDING_BYTES: Final = 2
 """Bytes of an element of the token embeddings, of which quantized files have fewer."""
 _LAYER_ARGUMENTS: Final = frozenset({"-ngl", "--gpu-layers", "--n-gpu-layers"})
 _SPLIT_ARGUMENTS: Final = frozenset({"-sm", "--split-mode"})
-_UNIFIED_SWITCHES: Final = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
-
+_MOST_PROMPT_CACHE_BYTES: Final = 8 * GIB
+"""llama-server's own default of `--cache-ram`."""
+_AGENT_TOKENS: Final = 16_384
+"""Tokens of a conversation with an agent: its first request has 8,000 to 31,000."""
+_LEAST_CHECKPOINTS: Final = 3
+"""One of these is before the last answer of a conversation."""
+_MOST_CHECKPOINTS: Final = 32
+"""llama-server's own default."""
+_CHECKPOINT_STEP: Final = 8192
+"""Tokens between two checkpoints of earlier messages (`--checkpoint-min-step`)."""
 
 LLAMA_SPEED: Final[Mapping[str, SpeedPrior]] = {
     "nvidia": SpeedPrior(0.76, 0.05),
@@ -66,8 +77,9 @@ LLAMA_SPEED: Final[Mapping[str, SpeedPrior]] = {
 class LlamaMemory(EngineMemory):
     """The memory formulas of llama.cpp and what is made of it."""
 
-    checkpoints: int = 0
-    """Copies of windows and recurrent states that each slot keeps."""
+    is_llama_server: bool = False
+    """True for llama-server itself, whose requests may share a context, and which keeps checkpoints: copies of windows
+    and recurrent states, with which a conversation can continue."""
     keeps_whole_windows: bool = False
     """True if layers with a sliding window cache the whole context, which is llama.h's own default."""
     has_flash: Callable[[ServingOptions], bool]
@@ -76,45 +88,30 @@ class LlamaMemory(EngineMemory):
     def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts:
         """Compute the memory of one server after prompts of the full context on all slots.
 
-        A slot serves one request at a time. The cache keeps keys and values of `cache_tokens` tokens for each layer; a
-        layer with a sliding window needs fewer cells. Checkpoints are copies of such a shortened cache and of recurrent
-        states, with which a conversation can continue.
+        A slot serves one request at a time.
         """
-        # 1. Each slot has a cache, or all share a unified one. Of contradicting arguments the last one counts.
-        switches = [_UNIFIED_SWITCHES[argument] for argument in options.extra_args if argument in _UNIFIED_SWITCHES]
-        is_unified = bool(switches) and switches[-1]
-        slots = options.parallel
-        # The number of caches, and of the slots that share each.
-        caches, slots_per_cache = (1, slots) if is_unified else (slots, 1)
-        cache_tokens = _pad_tokens(options.context_length * slots_per_cache)
-        # A text is embedded in one batch, however long it is.
-        batch = min(_BATCH, cache_tokens) if options.mode == "chat" else cache_tokens
-
-        # 2. A cell of the cache has the keys and values of one token. Layers with a window keep cells for the window
-        # and one batch, unless they are to keep the whole context. These and recurrent layers have checkpoints, too,
-        # since they cannot go back to an earlier token.
-        has_whole_windows = self.keeps_whole_windows or "--swa-full" in options.extra_args
-        cache_bytes = checkpoint_bytes = 0
-        for layers in layout.layers:
-            cells = cache_tokens
-            if layers.window is not None and not has_whole_windows:
-                cells = _pad_tokens(min(cache_tokens, layers.window * slots_per_cache + batch))
-
-            cell_bytes = token_bytes(layers, options)
-            cache_bytes += layers.count * (cells * caches * cell_bytes + slots * layers.state_bytes)
-
-            # A checkpoint has the state, and the cells of the window and one batch.
-            if cells < cache_tokens or layers.state_bytes:
-                kept_tokens = min(cells, layers.window + batch) if layers.window is not None else 0
-                checkpoint_bytes += layers.count * (kept_tokens * cell_bytes + layers.state_bytes)
-
+        shape = _shape_cache(options, is_shared=self.is_llama_server)
+        cache_bytes, checkpoint_bytes = _measure_cache(layout, options, shape, whole_windows=self.keeps_whole_windows)
+        has_checkpoints = self.is_llama_server and options.mode == "chat"
         return Parts(
             weights_bytes=layout.tensor_bytes,
             cache_bytes=cache_bytes,
-            checkpoints_bytes=checkpoint_bytes * self.checkpoints * slots if options.mode == "chat" else 0,
-            compute_bytes=_compute_bytes(layout, options, cache_tokens, batch, has_flash=self.has_flash(options)),
+            checkpoints_bytes=_count_affordable(options, checkpoint_bytes) * checkpoint_bytes if has_checkpoints else 0,
+            compute_bytes=_compute_bytes(layout, options, shape, has_flash=self.has_flash(options)),
             engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
+            prompts_bytes=options.prompt_cache_bytes,
         )
+
+    def propose_prompt_cache(self, layout: Layout, options: ServingOptions, free_bytes: int) -> int:
+        """Return the bytes for two conversations of an agent: at most 8 GiB and a quarter of what is free; 0 for none.
+
+        llama-server keeps whole conversations, and skips one that is larger than all of the memory for them.
+        """
+        lengths = (min(tokens, options.context_tokens) for tokens in (_AGENT_TOKENS // 2, _AGENT_TOKENS))
+        conversations = (structs.replace(options, context_length=length, parallel=1) for length in lengths)
+        half_bytes, whole_bytes = (self.estimate_parts(layout, one).cache_bytes for one in conversations)
+        wanted_bytes = min(_MOST_PROMPT_CACHE_BYTES, 2 * whole_bytes, free_bytes // 4)
+        return wanted_bytes if wanted_bytes >= half_bytes else 0
 
     def estimate_device_parts(self, layout: Layout, options: ServingOptions, devices: int) -> DeviceParts:
         """Compute the memory of one server with all layers on `devices` devices: of its container, and of each device.
@@ -130,7 +127,7 @@ class LlamaMemory(EngineMemory):
         if find_last_value(options.extra_args, _SPLIT_ARGUMENTS) == "none":
             devices = 1
 
-        whole = self.estimate_parts(layout, options)
+        whole, slots = self.estimate_parts(layout, options), _shape_cache(options, is_shared=self.is_llama_server).slots
         embedding_bytes = min(layout.tensor_bytes, layout.vocabulary_size * layout.embedding_size * _EMBEDDING_BYTES)
         # The share of a single device has the output already.
         output_bytes = embedding_bytes if devices > 1 else 0
@@ -142,8 +139,9 @@ class LlamaMemory(EngineMemory):
             cache_bytes=whole.cache_bytes if is_partial else 0,
             checkpoints_bytes=whole.checkpoints_bytes,
             # The logits of each slot are copied back.
-            compute_bytes=options.parallel * layout.vocabulary_size * _F32_BYTES,
+            compute_bytes=slots * layout.vocabulary_size * _F32_BYTES,
             engine_bytes=whole.engine_bytes + _DRIVER_BYTES,
+            prompts_bytes=whole.prompts_bytes,
         )
 
         device = Parts(
@@ -153,6 +151,73 @@ class LlamaMemory(EngineMemory):
             engine_bytes=_DEVICE_CONTEXT_BYTES,
         )
         return DeviceParts(container=container, device=device, devices=devices)
+
+
+class _CacheShape(NamedTuple):
+    """The cells of a cache."""
+
+    slots: int
+    caches: int
+    """Caches: one for each slot, or one that all slots share."""
+    tokens: int
+    """Tokens of each cache."""
+    batch: int
+    """Tokens that are computed at once."""
+
+
+def _shape_cache(options: ServingOptions, *, is_shared: bool) -> _CacheShape:
+    """Return the cells of the cache: each slot has a context of its own, or all of them share one and some more."""
+    shared_tokens = count_shared_tokens(options) if is_shared else None
+    slots = count_requests(options) if is_shared else options.parallel or 1
+    tokens = _pad_tokens(options.context_tokens + (0 if shared_tokens is None else shared_tokens + PROBE_TOKENS))
+    # A text is embedded in one batch, however long it is.
+    batch = min(_BATCH, tokens) if options.mode == "chat" else tokens
+    return _CacheShape(slots, slots if shared_tokens is None else 1, tokens, batch)
+
+
+def _measure_cache(
+    layout: Layout, options: ServingOptions, shape: _CacheShape, *, whole_windows: bool = False
+) -> tuple[int, int]:
+    """Return the bytes of the cache, and those of one checkpoint of every slot.
+
+    A cell has the keys and values of one token. Layers with a window keep cells for the window and one batch, unless
+    they are to keep the whole context. These and recurrent layers have checkpoints, too, since they cannot go back to
+    an earlier token.
+    """
+    slots, caches, tokens, batch = shape
+    cache_bytes = checkpoint_bytes = 0
+    for layers in layout.layers:
+        cells = tokens
+        if layers.window is not None and not (whole_windows or "--swa-full" in options.extra_args):
+            cells = _pad_tokens(min(tokens, layers.window * (slots // caches) + batch))
+
+        cell_bytes = token_bytes(layers, options)
+        cache_bytes += layers.count * (cells * caches * cell_bytes + slots * layers.state_bytes)
+
+        # A checkpoint has the state, and the cells of the window and one batch.
+        if cells < tokens or layers.state_bytes:
+            kept_tokens = min(cells, layers.window + batch) if layers.window is not None else 0
+            checkpoint_bytes += slots * layers.count * (kept_tokens * cell_bytes + layers.state_bytes)
+    return cache_bytes, checkpoint_bytes
+
+
+def count_checkpoints(layout: Layout | None, options: ServingOptions) -> int:
+    """Return the checkpoints that each slot of llama-server keeps (`--ctx-checkpoints`).
+
+    One for each 8,192 tokens, and three (llama.cpp makes them so far apart, and two at the end of a prompt), so that a
+    conversation continues from its last message after a long loop of tools. Those of all slots together take at most
+    half as much as remembered conversations may, but there are three in any case.
+    """
+    if layout is None:
+        return _LEAST_CHECKPOINTS
+    _cache_bytes, checkpoint_bytes = _measure_cache(layout, options, _shape_cache(options, is_shared=True))
+    return _count_affordable(options, checkpoint_bytes)
+
+
+def _count_affordable(options: ServingOptions, checkpoint_bytes: int) -> int:
+    """Return the checkpoints of each slot; `checkpoint_bytes` are those of one in every slot."""
+    wanted = min(_MOST_CHECKPOINTS, divide_up(options.context_tokens, _CHECKPOINT_STEP) + _LEAST_CHECKPOINTS)
+    return max(_LEAST_CHECKPOINTS, min(wanted, options.prompt_cache_bytes // 2 // max(1, checkpoint_bytes)))
 
 
 def _split_bytes(layout: Layout, size_bytes: int, devices: int) -> int:
@@ -170,13 +235,14 @@ def token_bytes(layers: Layers, options: ServingOptions) -> int:
     return sum(divide_up(elements, _BLOCK_ELEMENTS) * _BLOCK_BYTES[cache_type] for elements, cache_type in kept)
 
 
-def _compute_bytes(layout: Layout, options: ServingOptions, cache_tokens: int, batch: int, *, has_flash: bool) -> int:
+def _compute_bytes(layout: Layout, options: ServingOptions, shape: _CacheShape, *, has_flash: bool) -> int:
     """Return an upper bound of the intermediate results that are live at once while one batch is computed.
 
     It has, for each token of the batch, the elements of the widest layer and the masks of its attention; without flash
     attention also the scores of each head for the whole context. To these are added the logits, the scores of each
     token of the vocabulary. The small factors, such as 3 and 5, count vectors of one size; they were fitted to logs.
     """
+    slots, _caches, cache_tokens, batch = shape
     # Only layers that attend have keys.
     attending = [layers for layers in layout.layers if layers.key_elements]
     cached_elements = max((layers.key_elements + layers.value_elements for layers in attending), default=0)
@@ -194,7 +260,7 @@ def _compute_bytes(layout: Layout, options: ServingOptions, cache_tokens: int, b
     windows = {layers.window for layers in attending if layers.window}
     mask_elements = whole_context + sum(_pad_tokens(min(cache_tokens, window + batch)) for window in windows)
 
-    outputs = options.parallel if options.mode == "chat" else batch  # tokens of which logits are computed
+    outputs = slots if options.mode == "chat" else batch  # tokens of which logits are computed
     logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
 
     if has_flash:

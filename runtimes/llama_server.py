@@ -16,13 +16,14 @@ from typing import Final, get_args
 
 from crds.meta import Accelerator
 from crds.serving import CacheType, Mode, ServingOptions
+from crds.size import MIB
 from devices import tools
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
-from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory, find_last_value
+from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory, count_checkpoints, find_last_value
 from runtimes.pod import EngineMetrics, EnginePod
 from runtimes.runtime import GGUF_QUANTIZATIONS, EngineLaunch, Runtime
-from runtimes.serving import Listen, Serving
+from runtimes.serving import PROBE_TOKENS, Listen, Serving, count_requests, count_shared_tokens
 
 _BUILD: Final = re.compile(r"\bversion: b?(\d{3,})\b")
 """`version: 11549 (0c1e570)`; a build outside of llama.cpp's own repository has the number 0 or 1."""
@@ -37,22 +38,19 @@ _TUNING: Final = (
     *("-t", "--threads", "-tb", "--threads-batch", "--threads-http", "-b", "--batch-size"),
     *("-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "--split-mode", "-mg", "--main-gpu"),
     *("-fa", "--flash-attn", "--swa-full", "--pooling", "-lm", "--load-mode"),
-    *("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "--context-shift", "--no-context-shift"),
+    *("--context-shift", "--no-context-shift"),
     *("--cache-prompt", "--no-cache-prompt", "--cache-reuse", "--no-slots", "--warmup", "--no-warmup"),
     *("--jinja", "--no-jinja", "-n", "--predict", "--n-predict", "-s", "--seed"),
     *("--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--repeat-penalty"),
 )
 _SWITCHES: Final = frozenset(
     {
-        *("--swa-full", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "--context-shift", "--no-context-shift"),
+        *("--swa-full", "--context-shift", "--no-context-shift"),
         *("--cache-prompt", "--no-cache-prompt", "--no-slots", "--warmup", "--no-warmup", "--jinja", "--no-jinja"),
     }
 )
 _ALL_LAYERS: Final = "999"
 """More than any model has. A model that does not fit then fails, instead of silently running on the CPU."""
-CHECKPOINTS: Final = 3
-"""Copies of windows and recurrent states that a slot keeps to continue from. llama-server's own default of 32 takes
-gigabytes with a large window; of three, one is before the last answer of a conversation."""
 
 # Every llama-server argument also has an environment variable. These are set and not given as arguments, which a
 # llama-server that does not know them would refuse. By default it lets every web page read its answers.
@@ -89,13 +87,20 @@ _ERRORS: Final[ErrorTable] = (
 def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render llama-server's arguments, without the program's own name.
 
-    llama-server divides `-c` among its slots, hence the product. If an argument is repeated, the last one counts.
+    llama-server divides `-c` among its slots, hence the product; without a stated `parallel` its slots share one cache.
+    If an argument is repeated, the last one counts.
     """
     options = serving.options
     rendered = ["-m", serving.model, "--host", listen.host, "--port", str(listen.port), "-a", serving.service]
-    rendered += ["-c", str(options.context_length * options.parallel), "-np", str(options.parallel)]
+    slots, shared_tokens = count_requests(options), count_shared_tokens(options)
+    if shared_tokens is None:
+        rendered += ["-c", str(options.context_tokens * slots), "-np", str(slots)]
+    else:
+        rendered += ["-c", str(options.context_tokens + shared_tokens + PROBE_TOKENS), "-np", str(slots), "-kvu"]
     if serving.on_device:
         rendered += ["-ngl", _ALL_LAYERS]
+    if serving.threads is not None:  # by itself it takes all cores of the node
+        rendered += ["-t", str(serving.threads)]
 
     # Adjust no argument to the memory of the device.
     rendered += ["--fit", "off"]
@@ -103,7 +108,7 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
         rendered += ["--api-key-file", listen.api_key_file]
 
     rendered += _render_mode(options)
-    rendered += _render_memory(options)
+    rendered += _render_memory(serving)
     rendered += _render_companions(serving)
 
     # The ping makes the server notice within a second that a streaming client is gone, or that it must stop.
@@ -118,19 +123,20 @@ def _render_mode(options: ServingOptions) -> list[str]:
     if options.mode == "chat":
         return ["--chat-template", options.chat_template] if options.chat_template else []
     # A text is embedded in one batch; with the default of 512 a longer one would be refused.
-    batch_of_context = ["-b", str(options.context_length), "-ub", str(options.context_length)]
+    batch_of_context = ["-b", str(options.context_tokens), "-ub", str(options.context_tokens)]
     return ["--embeddings" if options.mode == "embeddings" else "--rerank", *batch_of_context]
 
 
-def _render_memory(options: ServingOptions) -> list[str]:
+def _render_memory(serving: Serving) -> list[str]:
     """Render the arguments that decide the memory of the caches."""
-    rendered = []
+    options, rendered = serving.options, []
     if options.cache_type_k != "f16":
         rendered += ["-ctk", options.cache_type_k]
     if options.cache_type_v != "f16":
         rendered += ["-ctv", options.cache_type_v]
-    # The prompt cache beside the slots would grow to 8 GiB of memory that is not reserved.
-    return [*rendered, "--cache-ram", "0", "--ctx-checkpoints", str(CHECKPOINTS)]
+    # Without these, caches beside the slots would grow to 8 GiB and more, which is not reserved.
+    rendered += ["--cache-ram", str(options.prompt_cache_bytes // MIB)]
+    return [*rendered, "--ctx-checkpoints", str(count_checkpoints(serving.layout, options))]
 
 
 def _render_companions(serving: Serving) -> list[str]:
@@ -194,6 +200,12 @@ def _read_wheel_build() -> int:
     return int(metadata.version("xllamacpp").rpartition(".")[2])
 
 
+def limit_slots(options: ServingOptions) -> dict[str, str]:
+    """Return the variable by which no request gets more than its context of the cache that slots share."""
+    is_shared = count_shared_tokens(options) is not None
+    return {"LLAMA_ARG_KV_UNIFIED_PER_SLOT": str(options.context_tokens)} if is_shared else {}
+
+
 def build_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
     """Return the server's environment, without variables of the owner's that would configure it.
 
@@ -207,7 +219,7 @@ RUNTIME: Final = Runtime(
     name="llama.cpp",
     formats=frozenset({"gguf"}),
     modes=frozenset[Mode](get_args(Mode)),
-    settings=frozenset({"draft", "projector", "adapters", "chat template", "parallel"}),
+    settings=frozenset({"draft", "projector", "adapters", "chat template", "parallel", "prompt cache"}),
     cache_types=frozenset[CacheType](get_args(CacheType)),
     cache_block_size=32,
     tuning=_TUNING,
@@ -221,22 +233,29 @@ RUNTIME: Final = Runtime(
     },
     quantizations=GGUF_QUANTIZATIONS,
     speed_priors=LLAMA_SPEED,
+    cache_sharing="context",
     memory=LlamaMemory(
-        checkpoints=CHECKPOINTS,
+        is_llama_server=True,
         # `auto` has it on every backend that we use.
         has_flash=lambda options: find_last_value(options.extra_args, {"-fa", "--flash-attn"}) != "off",
     ),
     # The loop that generates tokens answers this path, unlike /health.
     pulse="/metrics",
     launch=EngineLaunch(
-        command=find_command, arguments=render_arguments, environment=build_environment, package="xllamacpp"
+        command=find_command,
+        arguments=render_arguments,
+        environment=build_environment,
+        variables=limit_slots,
+        package="xllamacpp",
     ),
     installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra llama, or llama-server on PATH",
     pod=EnginePod(
         container="llama-server",
         images=IMAGES,
+        cores=1,  # one thread decodes
         arguments=lambda pod: render_arguments(pod.serving, pod.listen),
+        environment=lambda pod: limit_slots(pod.serving.options),
         # /health answers 503 while weights load, and a busy engine still answers it.
         has_slots=True,
         metrics=EngineMetrics(

@@ -11,6 +11,7 @@ import hmac
 import http.server
 import io
 import json
+import socketserver
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -208,6 +209,8 @@ def main(argv: Sequence[str]) -> int:
     except UnusableServerError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
+    # The default is 5: macOS drops connections beyond it, if several clients connect at once.
+    socketserver.TCPServer.request_queue_size = 128
     # Run the server's own program, with its handler, loader of models and generator replaced.
     server._run_http_server = partial(server._run_http_server, handler_class=handler)  # noqa: SLF001 - it has no other seam
     server.ModelProvider = forbid_model_code(server.ModelProvider)

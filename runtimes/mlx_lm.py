@@ -18,9 +18,9 @@ from crds.serving import CacheType
 from devices.tools import find_program
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
-from runtimes.mlx_estimate import MLX_SPEED, MlxMemory
+from runtimes.mlx_estimate import MLX_SPEED, PROMPTS_AT_ONCE, MlxMemory, count_cache_entries
 from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
-from runtimes.serving import Listen, Serving
+from runtimes.serving import Listen, Serving, count_requests
 
 _KV_BITS: Final[Mapping[CacheType, int]] = {"q8_0": 8, "q4_0": 4}
 """Groups of 64 values with two 16-bit numbers: as many bytes for each value as llama.cpp's blocks of 32 with one."""
@@ -43,16 +43,15 @@ _SHEBANG: Final = re.compile(rb"#!(/\S*python[\d.]*)\s*\n")
 def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     """Render the arguments of mlx_lm.server. The server has no context limit: only a request's max_tokens counts."""
     options = serving.options
-    parallel = str(options.parallel)
+    requests = count_requests(options)
     rendered = ["--model", serving.model, "--host", listen.host, "--port", str(listen.port)]
     if listen.api_key_file is not None:
         rendered += ["--api-key-file", listen.api_key_file]
-    rendered += ["--decode-concurrency", parallel, "--prompt-concurrency", parallel]
+    rendered += ["--decode-concurrency", str(requests), "--prompt-concurrency", str(min(requests, PROMPTS_AT_ONCE))]
 
     # For requests that set no limit; mlx_lm's own default of 512 would cut answers short.
-    rendered += ["--max-tokens", str(options.context_length)]
-    # One finished conversation for each slot, so that its next turn reuses the cache.
-    rendered += ["--prompt-cache-size", parallel]
+    rendered += ["--max-tokens", str(options.context_tokens)]
+    rendered += ["--prompt-cache-size", str(count_cache_entries(serving.layout, options))]
 
     bits = _KV_BITS.get(options.cache_type_k)
     if bits is not None:
@@ -144,7 +143,7 @@ def _refuse_unsupported_options(demand: RuntimeDemand) -> str | None:
     cache_type_k, cache_type_v = demand.options.cache_type_k, demand.options.cache_type_v
     if cache_type_k != cache_type_v:
         return f"cacheTypeK {cache_type_k} and cacheTypeV {cache_type_v} differ, which runtime mlx-lm cannot do"
-    if demand.options.parallel > 1 and (demand.draft or cache_type_k != "f16"):
+    if (demand.options.parallel or 1) > 1 and (demand.draft or cache_type_k != "f16"):
         cause = "speculative" if demand.draft else f"cacheTypeK {cache_type_k}"
         return f"with {cause} runtime mlx-lm serves one request at a time: set parallel to 1, or remove {cause}"
     if len(demand.adapter_scales) > 1 or any(float(scale) != 1 for scale in demand.adapter_scales):
@@ -156,12 +155,13 @@ RUNTIME: Final = Runtime(
     name="mlx-lm",
     formats=frozenset({"mlx", "safetensors"}),
     modes=frozenset({"chat"}),
-    settings=frozenset({"draft", "adapters", "chat template", "parallel"}),
+    settings=frozenset({"draft", "adapters", "chat template", "parallel", "prompt cache"}),
     cache_types=frozenset[CacheType]({"f16", "q8_0", "q4_0"}),
     cache_block_size=64,
     tuning=("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens", "--prefill-step-size"),
     errors=_ERRORS,
     speed_priors=MLX_SPEED,
+    cache_sharing="context",
     memory=MlxMemory(),
     # /health answers 503 once the generating thread is dead. A token would evict the last conversation's cached prompt.
     pulse="/health",

@@ -12,6 +12,7 @@ from typing import Final
 
 from artifacts.repositories.address_policy import Networks
 from crds.meta import Accelerator
+from crds.size import MIB
 from devices.tools import find_program
 from runtimes.daemon import Daemon, DaemonError, OnProgress, digest_content
 from runtimes.engine_errors import EngineError, ErrorTable, SchemaLimits
@@ -56,7 +57,7 @@ def render_name(owner: str, model: str, content: str) -> str:
 
 def build_model_name(serving: Serving) -> str:
     """Return the model's name inside the Ollama of a pod: other weights or another context are another model."""
-    return render_name(OWNER, serving.service, digest_content([serving.model], serving.options.context_length))
+    return render_name(OWNER, serving.service, digest_content([serving.model], serving.options.context_tokens))
 
 
 def build_environment(pod: PodServing) -> dict[str, str]:
@@ -71,9 +72,11 @@ def build_environment(pod: PodServing) -> dict[str, str]:
         "OLLAMA_MODELS": f"{_STORE}/models",
         # Keep the model in memory for ever.
         "OLLAMA_KEEP_ALIVE": "-1",
-        "OLLAMA_CONTEXT_LENGTH": str(options.context_length),
-        "OLLAMA_NUM_PARALLEL": str(options.parallel),
+        "OLLAMA_CONTEXT_LENGTH": str(options.context_tokens),
+        "OLLAMA_NUM_PARALLEL": str(options.parallel or 1),
         "OLLAMA_MAX_LOADED_MODELS": "1",
+        # Its runner is llama.cpp's server, which would remember conversations in 8 GiB that are not reserved.
+        "LLAMA_ARG_CACHE_RAM": str(options.prompt_cache_bytes // MIB),
         # The proxy queues. A small number here would refuse a request that follows some that were cancelled.
         "OLLAMA_MAX_QUEUE": "512",
         "OLLAMA_LOAD_TIMEOUT": "60m",
@@ -102,24 +105,23 @@ async def prepare(model: PodModel, on_progress: OnProgress, on_failure: Callable
     await prepare_model(model, on_progress, on_failure)
 
 
-def _refuse_split_or_parallel(demand: RuntimeDemand) -> str | None:
-    """Return why Ollama cannot serve this, or None: a split model, or on a host several requests at a time.
-
-    How many it serves on a host is set by the host's owner (OLLAMA_NUM_PARALLEL).
-    """
+def _refuse_unsupported_options(demand: RuntimeDemand) -> str | None:
+    """Return why Ollama cannot serve this, or None: a split model, or on a host what the owner of its Ollama sets."""
     if demand.is_split:
         return NO_SPLIT
-    # In pods, Pomona itself sets the number.
-    if demand.in_pods or demand.options.parallel == 1:
-        return None
-    return "runtime ollama cannot do parallel on a host, where its owner sets it: remove it, or serve it in pods"
+    # In pods, Pomona itself sets the number of requests and the memory for conversations.
+    options = demand.options
+    fields = {"parallel": (options.parallel or 1) > 1, "promptCache": options.prompt_cache_bytes > 0}
+    stated = next((name for name, is_stated in fields.items() if is_stated and not demand.in_pods), None)
+    remedy = "on a host, where its owner sets it: remove it, or serve it in pods"
+    return f"runtime ollama cannot do {stated} {remedy}" if stated else None
 
 
 RUNTIME: Final = Runtime(
     name="ollama",
     formats=frozenset({"gguf", "ollama"}),
     modes=frozenset({"chat"}),
-    settings=frozenset({"parallel"}),
+    settings=frozenset({"parallel", "prompt cache"}),
     installed=is_installed,
     install_hint="install Ollama from ollama.com and start it",
     daemon=connect,
@@ -134,6 +136,7 @@ RUNTIME: Final = Runtime(
     pod=EnginePod(
         container="ollama",
         images=IMAGES,
+        cores=1,  # as llama.cpp, which it runs
         arguments=lambda _pod: ["serve"],
         environment=build_environment,
         # It has no /health; this path answers before a model is loaded, which the proxy waits for by itself.
@@ -144,5 +147,5 @@ RUNTIME: Final = Runtime(
         prepare=prepare,
         has_slots=True,
     ),
-    refusal=_refuse_split_or_parallel,
+    refusal=_refuse_unsupported_options,
 )

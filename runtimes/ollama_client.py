@@ -149,7 +149,8 @@ class Ollama:
         A library model that is pulled only for us is deleted afterwards; our model keeps the weights.
         """
         client = await self._get_client()
-        parameters = {"num_ctx": serving.options.context_length}
+        parameters = {"num_ctx": serving.options.context_tokens}
+        parameters |= {"num_thread": serving.threads} if serving.threads is not None else {}
         base = serving.model.removeprefix(_LIBRARY) if scheme_of(serving.model) == "ollama" else None
         with self._translate_errors(f"create {name}"):
             # Names as Ollama stores them, by the full name, by which it compares them.
@@ -462,7 +463,7 @@ async def prepare_model(model: PodModel, on_progress: OnProgress, on_failure: Ca
     """
     name = model.name
     options = ServingOptions(context_length=model.context_length)
-    serving = Serving(service=name, model=model.source, options=options)
+    serving = Serving(service=name, model=model.source, options=options, threads=model.threads)
     # The daemon of this pod.
     daemon = Ollama({"OLLAMA_HOST": f"{LOOPBACK}:{model.port}"}, model.allowed_networks)
 

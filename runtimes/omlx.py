@@ -43,5 +43,6 @@ RUNTIME: Final = Runtime(
     daemon=connect,
     errors=_ERRORS,
     speed_priors=MLX_SPEED,
+    cache_sharing="context",
     memory=MlxMemory(),
 )

@@ -126,7 +126,7 @@ class Omlx:
                     f"that {serving.model} has a config.json and safetensors",
                 )
         # Pinned: oMLX keeps the model until we unload it, and loads it again when it restarts.
-        settings = _PINNED | {"max_context_window": serving.options.context_length}
+        settings = _PINNED | {"max_context_window": serving.options.context_tokens}
         await self._call_admin("PUT", f"/admin/api/models/{name}/settings", settings, f"pin {name}")
 
     async def load(self, name: str) -> None:

@@ -8,8 +8,8 @@ with published logs. Sources: vLLM 0.32 (`engine/arg_utils.py`, `v1/core/kv_cach
 `v1/kv_cache_interface.py`), SGLang 0.5 (`arg_groups/_handle_gpu_memory_settings`), TGI 3.3 (`models/globals.py`), and
 KAITO's `memory-estimator.md`.
 
-The engines are started for as many sequences at once as `parallel` says (see `runtimes/vllm.py` and its neighbours):
-their own defaults of 256 and more would need more memory.
+The cache has to hold one whole context, and what is left of a device is cache, too: `parallel` is a limit, for which
+the buffers of sampling and the captured graphs count. If it is unset, they are those of the engine's own choice.
 """
 
 import itertools
@@ -17,6 +17,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import structs
 
 from crds.serving import ServingOptions
 from crds.size import GIB, MIB, divide_up
@@ -26,6 +28,8 @@ from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrio
 _KIB: Final = 2**10
 _BLOCK: Final = 16
 """Tokens of one block of the cache (`--block-size`)."""
+_PROCESSOR_SEQUENCES: Final = 128
+"""Requests that vLLM computes at once at most on a processor."""
 _CPU_BLOCK: Final = 128
 """The same of vLLM on CPUs, whose cache has whole GiB (`VLLM_CPU_KVCACHE_SPACE`)."""
 _ELEMENT_BYTES: Final = 2
@@ -68,6 +72,8 @@ class DeviceBatch(NamedTuple):
     """Memory of the smallest such device."""
     tokens: int
     """Tokens of prompts that are computed at once."""
+    sequences: int = 256
+    """Requests that are computed at once at most."""
     reserve_mib: int = 0
     """Memory that the engine leaves free beside `PagedMemory.token_reserve_kib`, however little of it is needed."""
 
@@ -128,6 +134,7 @@ class PagedMemory(EngineMemory):
         if not self._is_computable(layout):
             return None
 
+        options = structs.replace(options, parallel=options.parallel or _PROCESSOR_SEQUENCES)
         # `batches` begins with that of the smallest devices.
         tokens = self._batch_tokens(options, self.batches[0])
         # Tokens that a layer with a window keeps beside it; None: it keeps the whole context.
@@ -203,6 +210,7 @@ class PagedMemory(EngineMemory):
 
         Intermediate results are within the memory that the engine reserves for them, so the larger of both counts.
         """
+        options = structs.replace(options, parallel=options.parallel or batch.sequences)
         tokens = self._batch_tokens(options, batch)
         # Tokens of a block: as many as the user states, but at least _BLOCK.
         block = max(_BLOCK, _read_stated_number(options, self.block_argument) or 0)
@@ -229,7 +237,7 @@ class PagedMemory(EngineMemory):
         """Return the tokens of the largest batch, which a user's argument decides."""
         tokens = _read_stated_number(options, self.batch_argument) or batch.tokens
         is_whole = self.whole_prompts or self.whole_prompts_argument in options.extra_args or options.mode != "chat"
-        return max(tokens, options.context_length) if is_whole else tokens
+        return max(tokens, options.context_tokens) if is_whole else tokens
 
     def _used_permille(self, options: ServingOptions) -> int:
         """Return the share of a device that the engine uses, in thousandths: as stated by the user, or its default.
@@ -244,10 +252,14 @@ class PagedMemory(EngineMemory):
         return max(1, int(min(1.0, float(stated)) * margin * 10))
 
     def _graph_bytes(self, options: ServingOptions) -> int:
-        """Return the bytes of captured graphs: for 1, 2 and 4 sequences, then each 8 up to twice as many as may run."""
+        """Return the bytes of captured graphs: for 1, 2 and 4 sequences, then each 8 up to 256, and each 16 up to 512.
+
+        There are none for more than twice as many sequences as may run.
+        """
         if self.eager_argument in options.extra_args:
             return 0
-        return (3 + divide_up(2 * options.parallel, 8)) * _GRAPH_BYTES
+        most = min(2 * (options.parallel or 1), 512)
+        return (3 + divide_up(min(most, 256), 8) + divide_up(max(0, most - 256), 16)) * _GRAPH_BYTES
 
 
 def _is_latent(layers: Layers) -> bool:
@@ -324,10 +336,10 @@ def _count_kept(layout: Layout, layers: Layers, devices: int) -> int:
 
 
 def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, extra_tokens: int | None, block: int) -> int:
-    """Return the bytes of the cache on each device, with which every request gets its whole context.
+    """Return the bytes of the cache on each device, with which one request gets its whole context.
 
     For each kind of layers: layers (with those that fill up a group) times blocks per request times bytes per block;
-    for recurrent layers, blocks for their states instead. All of it once for each parallel request.
+    for recurrent layers, blocks for their states instead, which each request at once has: vLLM does not start without.
 
     Args:
         layout: layout of the model.
@@ -353,17 +365,18 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, extra_to
 
     total_bytes = 0
     for layers in layout.layers:
-        block_count = divide_up(options.context_length, block)
+        block_count = divide_up(options.context_tokens, block)
         if layers.window is not None and extra_tokens is not None:
             # The window seldom begins with a block, hence one more.
-            block_count = divide_up(min(options.context_length, layers.window - 1 + extra_tokens), block) + 1
+            block_count = divide_up(min(options.context_tokens, layers.window - 1 + extra_tokens), block) + 1
         # The last group of a kind counts as full.
         layer_count = divide_up(layers.count, group_size) * group_size if has_groups else layers.count
         if layers.state_bytes:
-            total_bytes += layer_count * _STATE_BLOCKS * block * most_kept * _ELEMENT_BYTES
+            state_blocks = _STATE_BLOCKS * (options.parallel or 1)
+            total_bytes += layer_count * state_blocks * block * most_kept * _ELEMENT_BYTES
         token_bytes = _count_kept(layout, layers, devices) * _ELEMENT_BYTES
         total_bytes += layer_count * block_count * block * token_bytes
-    return total_bytes * options.parallel
+    return total_bytes
 
 
 def _compute_bytes(layout: Layout, options: ServingOptions, devices: int, tokens: int) -> int:
@@ -375,7 +388,7 @@ def _compute_bytes(layout: Layout, options: ServingOptions, devices: int, tokens
     narrow = 5 * layout.embedding_size + layout.embedding_size * layout.expert_outputs
     wide = 3 * max(layout.feed_forward_size, layout.attention_size)
     batch_bytes = tokens * (narrow + divide_up(wide, devices)) * _ELEMENT_BYTES
-    return max(batch_bytes, _SAMPLER_COPIES * options.parallel * layout.vocabulary_size * 4)  # 4 bytes: float32
+    return max(batch_bytes, _SAMPLER_COPIES * (options.parallel or 1) * layout.vocabulary_size * 4)  # 4 bytes: float32
 
 
 def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> int:
@@ -390,7 +403,7 @@ def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> i
     # Tokens of which vLLM expands latents at once, before its upper limit.
     # _LATENT_CONTEXT: contexts of which latents are expanded at once. _LATENT_BLOCKS: at least so many tokens of each
     # request.
-    tokens = max(_LATENT_CONTEXT * options.context_length, _LATENT_BLOCKS * options.parallel)
+    tokens = max(_LATENT_CONTEXT * options.context_tokens, _LATENT_BLOCKS * (options.parallel or 1))
     expanded_elements = largest_latent + 2 * divide_up(layout.attention_size, devices)
     return min(_MOST_LATENT_TOKENS, tokens) * expanded_elements * _ELEMENT_BYTES
 

@@ -79,6 +79,8 @@ class PodModel(NamedTuple):
     """Tokens of context of one request."""
     allowed_networks: Networks = ()
     """Private networks from which models may be pulled."""
+    threads: int | None = None
+    """Threads on the processor; None leaves them to the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,8 @@ class EnginePod:
     from_container: "Callable[[ContainerOptions], EnginePod] | None" = None
     """For an engine that Pomona does not know: make its description from the container that the service states."""
     metrics: EngineMetrics | None = None
+    cores: int | None = None
+    """Cores that it wants with devices, beside one for each of them; None: unknown, so that its pods request none."""
     shared_memory: bool = False
     """True if its processes exchange tensors by /dev/shm, which is 64 MiB in a container unless it is mounted."""
     compiles: bool = False

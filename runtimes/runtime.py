@@ -6,7 +6,7 @@ A runtime is data and a few functions. It lists the formats, modes and settings 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from artifacts.repositories.address_policy import Networks
 from crds.meta import Accelerator
@@ -18,7 +18,7 @@ from runtimes.daemon import Daemon
 from runtimes.engine_errors import ErrorTable, SchemaLimits
 from runtimes.engine_estimate import EngineMemory, SpeedPrior
 from runtimes.pod import EnginePod
-from runtimes.serving import Listen, Serving, Setting
+from runtimes.serving import Listen, Serving, Setting, count_requests, count_shared_tokens
 
 Quantizations = Mapping[str, Mapping[str, str]]
 """Architectures by accelerator and method. `*` is every product, `ada+` this architecture of NVIDIA and later ones, and
@@ -26,6 +26,10 @@ Quantizations = Mapping[str, Mapping[str, str]]
 and no time."""
 PLAIN: Final = "unquantized"
 """Method of weights with 16 or 32 bits."""
+CacheSharing = Literal["blocks", "context", "none"]
+"""Sharing of the KV cache by requests at once. blocks: they take blocks as they grow, and `parallel` is a limit. The
+others have a whole context for each of `parallel` requests; if it is unset, context: they share one and some more
+(`count_shared_tokens`), none: there is one request."""
 GGUF_QUANTIZATIONS: Final[Quantizations] = {
     vendor: {PLAIN: "*", "gguf": "*"} for vendor in ("nvidia", "amd", "intel", "cpu", "metal")
 }
@@ -67,6 +71,8 @@ class EngineLaunch:
     """Render the arguments after the command. They contain no secret."""
     environment: Callable[[Mapping[str, str]], dict[str, str]]
     """Make the child's environment from ours: see `runtimes.environment`."""
+    variables: Callable[[ServingOptions], dict[str, str]] = lambda _options: {}
+    """Return further variables, which depend on the options."""
     served_name: str | None = None
     """Value of `model` that the engine wants in a request; None: the service's name."""
     package: str = ""
@@ -118,10 +124,21 @@ class Runtime:
     speed_priors: Mapping[str, SpeedPrior] = field(default_factory=dict)
     """Its speed by accelerator, fitted to the part of llmfit's community measurements that
     `benchmarks/speed_estimate.py` does not hold back; that on others is unknown."""
+    cache_sharing: CacheSharing = "none"
     divides_layers: bool = False
     """True if it divides each layer among devices; others give each device some of the layers, which take turns."""
     refusal: Callable[[RuntimeDemand], str | None] = lambda _demand: None
     """Return why the engine cannot serve a demand that the fields above allow, with the remedy, or None."""
+
+    def limit_requests(self, options: ServingOptions) -> int | None:
+        """Return how many requests the proxy sends the engine at once; None: the engine decides by itself."""
+        if self.cache_sharing == "context":
+            return count_requests(options)
+        return options.parallel or (None if self.cache_sharing == "blocks" else 1)
+
+    def count_shared_tokens(self, options: ServingOptions) -> int | None:
+        """Return the tokens beside one context that short requests share; None: requests do not share a context."""
+        return count_shared_tokens(options) if self.cache_sharing == "context" else None
 
     @property
     def on_hosts(self) -> bool:

@@ -17,12 +17,14 @@ from runtimes.registry import RUNTIMES
 from runtimes.runtime import Runtime, RuntimeDemand
 from runtimes.serving import Setting
 
+_MOST_WHOLE_CONTEXTS: Final = 64
 _FIELDS: Final[Mapping[Setting, str]] = {
     "draft": "speculative",
     "projector": "projectorModelRef",
     "adapters": "adapters",
     "chat template": "chatTemplate",
     "parallel": "parallel",
+    "prompt cache": "promptCache",
 }
 _FORMAT_NAMES: Final[Mapping[WeightsFormat, str]] = {
     "gguf": "a GGUF file",
@@ -126,13 +128,18 @@ def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     if options.mode not in runtime.modes:
         return f"runtime {name} has no mode {options.mode}: use {' or '.join(sorted(runtime.modes))}, or llama.cpp"
 
+    if (options.parallel or 1) > _MOST_WHOLE_CONTEXTS and runtime.cache_sharing != "blocks":
+        most = f"at most {_MOST_WHOLE_CONTEXTS} requests at once, each with a whole context"
+        return f"runtime {name} serves {most}: lower parallel of {options.parallel}"
+
     # By setting that not every engine has, whether the service uses it.
     used: dict[Setting, bool] = {
         "draft": demand.draft,
         "projector": demand.projector,
         "adapters": bool(demand.adapter_scales),
         "chat template": options.chat_template is not None,
-        "parallel": options.parallel > 1,
+        "parallel": (options.parallel or 1) > 1,
+        "prompt cache": options.prompt_cache is not None,
     }
     missing = [_FIELDS[setting] for setting, is_used in used.items() if is_used and setting not in runtime.settings]
     if missing:

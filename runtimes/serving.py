@@ -2,11 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from crds.serving import Role, ServingOptions
+from crds.weights_header import Layout
 
-Setting = Literal["draft", "projector", "adapters", "chat template", "parallel"]
+SHARED_REQUESTS: Final = 4
+"""Requests at once that share the memory of one context and some more: llama-server's own default."""
+PROBE_TOKENS: Final = 256
+"""Tokens of probes, which go to an engine past the proxy."""
+_SHARED_TOKENS: Final = 8192
+Setting = Literal["draft", "projector", "adapters", "chat template", "parallel", "prompt cache"]
 """A setting that not every runtime supports; cache types are listed by each runtime."""
 
 
@@ -17,6 +23,22 @@ class CompanionFile(NamedTuple):
     path: str
     scale: str = "1"
     """Scale of an adapter: a decimal number as the user wrote it."""
+
+
+def count_shared_tokens(options: ServingOptions) -> int | None:
+    """Return the tokens beside one whole context that short requests share; None: each request has a whole context.
+
+    They share where `parallel` is unset and the engine reserves its cache: one request may use the whole context, and
+    short ones start beside it. The proxy admits what fits, since llama.cpp ends all requests if its cache overflows.
+    """
+    if options.parallel is not None or options.mode != "chat":
+        return None
+    return min(options.context_tokens, _SHARED_TOKENS)
+
+
+def count_requests(options: ServingOptions) -> int:
+    """Return the requests at once of an engine that reserves its cache."""
+    return options.parallel or (1 if count_shared_tokens(options) is None else SHARED_REQUESTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +55,12 @@ class Serving:
     """Files that are served together with the model; at most one draft and one projector."""
     draft_max_tokens: int | None = None
     """Tokens that the draft guesses ahead at most; None leaves it to the engine."""
+    layout: Layout | None = None
+    """Layout of the weights by their header; None: unknown."""
     on_device: bool = False
     """True if the whole model has to be in the memory of an accelerator; false leaves the choice to the engine."""
+    threads: int | None = None
+    """Threads of the engine on the processor: those that its pod has requested; None leaves them to the engine."""
 
     @property
     def draft(self) -> str | None:

@@ -69,8 +69,9 @@ def render_arguments(pod: PodServing) -> list[str]:
     serving, options = pod.serving, pod.serving.options
     rendered = ["--model-path", serving.model, "--served-model-name", serving.service]
     rendered += ["--host", pod.listen.host, "--port", str(pod.listen.port)]
-    rendered += ["--context-length", str(options.context_length), "--max-running-requests", str(options.parallel)]
-    rendered += ["--enable-metrics"]
+    rendered += ["--context-length", str(options.context_tokens), "--enable-metrics"]
+    if options.parallel is not None:  # else SGLang chooses by the memory of its cache
+        rendered += ["--max-running-requests", str(options.parallel)]
     if options.mode == "embeddings":
         rendered += ["--is-embedding"]
     if pod.devices > 1:
@@ -88,15 +89,17 @@ RUNTIME: Final = Runtime(
     errors=_ERRORS,
     quantizations=_QUANTIZATIONS,
     speed_priors=PAGED_SPEED,
+    cache_sharing="blocks",
     divides_layers=True,
     memory=PagedMemory(
         # It leaves free, of the whole device: 1.5 MiB for each token, 512 MiB for attention, 128 MiB for each device, 2
         # MiB for each sequence of the largest graph, and 8 MiB for each graph of prompts.
         batches=(
-            DeviceBatch(0, 2048, 992),
-            DeviceBatch(20, 4096, 1136),
-            DeviceBatch(60, 8192, 1616),
-            DeviceBatch(160, 16384, 2256),
+            # Sequences: those of the largest graph.
+            DeviceBatch(0, 2048, 8, 992),
+            DeviceBatch(20, 4096, 48, 1136),
+            DeviceBatch(60, 8192, 256, 1616),
+            DeviceBatch(160, 16384, 512, 2256),
         ),
         share_argument="--mem-fraction-static",
         block_argument="--page-size",
@@ -109,6 +112,7 @@ RUNTIME: Final = Runtime(
     pod=EnginePod(
         container="sglang",
         images=_IMAGES,
+        cores=2,  # HTTP and tokenizer, detokenizer
         # The image starts a shell.
         command=("python3", "-m", "sglang.launch_server"),
         arguments=render_arguments,

@@ -47,15 +47,16 @@ _ERRORS: Final[ErrorTable] = (
 def render_arguments(pod: PodServing) -> list[str]:
     """Render the launcher's arguments.
 
-    A batch has the tokens of all parallel requests with their whole context. The prefill, the step that computes
-    prompts, takes one whole context. A prompt is a token shorter, so that one can be generated.
+    The prefill, the step that computes prompts, takes one whole context. A prompt is a token shorter, so that one can
+    be generated. How many tokens a batch has, TGI infers after its warm-up, whatever is stated.
     """
     serving, options = pod.serving, pod.serving.options
-    length = options.context_length
+    length = options.context_tokens
     rendered = ["--model-id", serving.model, "--hostname", pod.listen.host, "--port", str(pod.listen.port)]
     rendered += ["--max-total-tokens", str(length), "--max-input-tokens", str(length - 1)]
-    rendered += ["--max-batch-prefill-tokens", str(length), "--max-batch-total-tokens", str(length * options.parallel)]
-    rendered += ["--usage-stats", "off"]
+    rendered += ["--max-batch-prefill-tokens", str(length), "--usage-stats", "off"]
+    if options.parallel is not None:
+        rendered += ["--max-batch-size", str(options.parallel)]
     if pod.devices > 1:
         rendered += ["--num-shard", str(pod.devices)]
     return [*rendered, *options.extra_args]
@@ -71,10 +72,11 @@ RUNTIME: Final = Runtime(
     errors=_ERRORS,
     quantizations=_QUANTIZATIONS,
     speed_priors=PAGED_SPEED,
+    cache_sharing="blocks",
     divides_layers=True,
     memory=PagedMemory(
         # TGI_WIGGLE_ROOM is 0.90, of the share that is set. Pomona lets one whole prompt into a batch.
-        batches=(DeviceBatch(0, 0),),
+        batches=(DeviceBatch(0, 0, 128),),
         share_argument="--cuda-memory-fraction",
         whole_prompts=True,
         device_percent=90,
@@ -83,6 +85,7 @@ RUNTIME: Final = Runtime(
     pod=EnginePod(
         container="tgi",
         images=_IMAGES,
+        cores=2,  # router and launcher
         arguments=render_arguments,
         environment=lambda _pod: {**PYTORCH_IN_POD, "HUGGINGFACE_HUB_CACHE": "/tmp"},  # noqa: S108 - as HOME
         metrics=EngineMetrics(

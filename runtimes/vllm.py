@@ -24,6 +24,8 @@ _IMAGES: Final[Mapping[str, str]] = {
 release, and for Intel GPUs no official image is documented."""
 _CPU_CACHE_BYTES: Final = 4 << 30
 """KV cache on the processor if its size is unknown: without an argument vLLM takes nine tenths of the node's memory."""
+_GAUDI: Final = "habana.ai/gaudi"
+_GAUDI_SEQUENCES: Final = 128
 _TUNING: Final = (
     *("--block-size", "--gpu-memory-utilization", "--max-num-batched-tokens"),
     *("--enforce-eager", "--no-enforce-eager", "--seed"),
@@ -97,7 +99,11 @@ def render_arguments(pod: PodServing) -> list[str]:
     serving, options = pod.serving, pod.serving.options
     rendered = [serving.model, "--served-model-name", serving.service]
     rendered += ["--host", pod.listen.host, "--port", str(pod.listen.port)]
-    rendered += ["--max-model-len", str(options.context_length), "--max-num-seqs", str(options.parallel)]
+    rendered += ["--max-model-len", str(options.context_tokens)]
+    # Without a limit, vLLM chooses by the device. On Gaudi it would warm up for each number of requests for hours.
+    limit = options.parallel or (_GAUDI_SEQUENCES if pod.vendor.resource == _GAUDI else None)
+    if limit is not None:
+        rendered += ["--max-num-seqs", str(limit)]
     rendered += ["--runner", "generate" if options.mode == "chat" else "pooling"]
     if pod.devices > 1:
         rendered += ["--tensor-parallel-size", str(pod.devices)]
@@ -109,8 +115,11 @@ def render_arguments(pod: PodServing) -> list[str]:
 
 def build_environment(pod: PodServing) -> dict[str, str]:
     """Return vLLM's variables: it sends no usage statistics, and its processes connect to each other on loopback."""
-    del pod
-    return {**PYTORCH_IN_POD, "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
+    variables = {**PYTORCH_IN_POD, "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
+    if pod.vendor.resource is None and (threads := pod.serving.threads) is not None:
+        # By default, each pod binds threads to the same cores: all of a NUMA node but one, which schedules.
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, threads - 1))}
+    return variables
 
 
 RUNTIME: Final = Runtime(
@@ -123,10 +132,11 @@ RUNTIME: Final = Runtime(
     errors=_ERRORS,
     quantizations=_QUANTIZATIONS,
     speed_priors=PAGED_SPEED,
+    cache_sharing="blocks",
     divides_layers=True,
     memory=PagedMemory(
         # get_batch_defaults of an API server; from 70 GiB on, but for an A100. --gpu-memory-utilization is 0.92.
-        batches=(DeviceBatch(0, 2048), DeviceBatch(70, 8192), DeviceBatch(160, 16384)),
+        batches=(DeviceBatch(0, 2048, 256), DeviceBatch(70, 8192, 1024), DeviceBatch(160, 16384, 1024)),
         share_argument="--gpu-memory-utilization",
         block_argument="--block-size",
         batch_argument="--max-num-batched-tokens",
@@ -141,6 +151,7 @@ RUNTIME: Final = Runtime(
     pod=EnginePod(
         container="vllm",
         images=_IMAGES,
+        cores=2,  # vLLM's page "Optimization": one for HTTP, one for the engine core
         # There is another one for arm64, under a name of its own.
         architectures={_IMAGES["cpu"]: "amd64"},
         # Images of some vendors start a shell.

@@ -19,6 +19,7 @@ from controller.services import preconditions
 from controller.services.metal_processes import build_process_spec
 from controller.services.preconditions import ServiceProblem
 from controller.services.rollout import process_prefix
+from controller.services.serving_choice import choose_for_host
 from crds.inferenceservice import InferenceService, InferenceServiceSpec, wanted_replicas
 from crds.meta import Condition
 from crds.model import Model, ModelFacts, ModelStatus
@@ -56,15 +57,16 @@ class Decision(NamedTuple):
     """A remark for the user on weights that serve."""
 
 
-def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Model]) -> Decision:
+def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Model], budget_bytes: int = 0) -> Decision:
     """Return the processes that serve a service, one for each replica, or the problem that prevents them.
 
     There are none if it is suspended, has no replicas or fails a check: its Model may be missing or not inspected yet,
-    or the memory of a replica may be unknown. What an inspection found is read from the status of each Model.
+    or the memory of a replica may be unknown. What an inspection found is read from the status of each Model. The
+    serving options that its spec leaves out are chosen for `budget_bytes`, the memory that it may use.
     """
     # 1. Without replicas there is nothing to check.
     # host_service: the service without the fields that only pods use.
-    metadata, host_service = service.metadata, _build_host_service(service)
+    metadata, host_service = service.metadata, build_host_service(service)
     replicas = wanted_replicas(service)
     if not replicas:
         field = "spec.suspend is true" if service.spec.suspend else "spec.replicas is 0"
@@ -73,6 +75,7 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
     # 2. Check it as the controller does. Companions: further Models, such as a draft model or adapters.
     model = models.get(ObjectKey(metadata.namespace, service.spec.model_ref))
     companions = read_companions(models.get, service)
+    host_service = choose_for_host(host_service, model, companions, budget_bytes)
     checked = preconditions.check_service(host_service, model, companions)
     memory_bytes = checked.memory.total_bytes
     if checked.served is None or memory_bytes is None:
@@ -199,7 +202,7 @@ def _set_status(
     return structs.replace(model, status=status)
 
 
-def _build_host_service(service: InferenceService) -> InferenceService:
+def build_host_service(service: InferenceService) -> InferenceService:
     """Return the service as one for a host, without the fields about pods."""
     hardware = ServiceHardware(accelerator="metal")
     pod_defaults = {attribute: getattr(_DEFAULT_SPEC, attribute) for attribute in _POD_FIELDS}

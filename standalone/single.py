@@ -10,6 +10,7 @@ from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse, scheme_of
 from controller.models.served import Served, runtime_of
 from controller.services import replica_memory
+from controller.services.serving_choice import choose_for_host
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from devices.vendors import VENDORS
@@ -19,8 +20,10 @@ from standalone.machine import FILE_ROOT, StandaloneOptions
 from standalone.manifests import ManifestError, Manifests, build_manifests
 
 
-async def add_source(manifests: Manifests, source: str, options: StandaloneOptions) -> None:
+async def add_source(manifests: Manifests, source: str, options: StandaloneOptions, budget_bytes: int) -> None:
     """Add a Model and an InferenceService for `source`, a source or the path of a file, to `manifests`.
+
+    The serving options of a local file are chosen for `budget_bytes` of memory.
 
     Raises:
         SourceError: the source is invalid.
@@ -33,7 +36,7 @@ async def add_source(manifests: Manifests, source: str, options: StandaloneOptio
     if key in manifests.models or any(object_key.name == key.name for object_key in manifests.services):
         raise ManifestError([f"--model {source}: the name {key.name} is taken already: serve them from files"])
     if scheme_of(source) == "file":
-        model = await _state_memory(model, service, options)
+        model, service = await _state_memory(model, service, options, budget_bytes)
     manifests.models[key], manifests.services[key] = model, service
 
 
@@ -50,10 +53,13 @@ def _locate_source(text: str) -> str:
     return f"file://{quote(str(located))}{'/' if path.is_dir() else ''}"
 
 
-async def _state_memory(model: Model, service: InferenceService, options: StandaloneOptions) -> Model:
-    """Return the Model of a local file with `spec.memoryBytes`, which is computed from the header of the file.
+async def _state_memory(
+    model: Model, service: InferenceService, options: StandaloneOptions, budget_bytes: int
+) -> tuple[Model, InferenceService]:
+    """Return the Model of a local file with `spec.memoryBytes`, computed from the header of the file, and its service.
 
-    In a manifest the user has to state it for a file:// source, since nothing in a cluster can read the file.
+    The service has the serving options that are chosen for the memory. In a manifest the user has to state both for a
+    file:// source, since nothing in a cluster can read the file.
 
     Raises:
         ArtifactError: the file cannot be read.
@@ -63,9 +69,10 @@ async def _state_memory(model: Model, service: InferenceService, options: Standa
     access = SourceAccess(endpoint=options.endpoint, file_root=FILE_ROOT)
     inspection = await inspect(parse(model.spec.source), access)
     inspected = desired.with_inspection(model, inspection)
+    service = choose_for_host(desired.build_host_service(service), inspected, (), budget_bytes)
     served = Served(inspected, runtime_of(service, inspected, VENDORS))  # by the runtime that fits
     needed = replica_memory.measure_replica(service, served).total_bytes
     if needed is None:
         problem = "its memory cannot be estimated: write a Model with spec.memoryBytes to a file and serve that"
         raise ManifestError([f"--model {model.spec.source}: {problem}"])
-    return structs.replace(model, spec=structs.replace(model.spec, memory_bytes=needed))
+    return structs.replace(model, spec=structs.replace(model.spec, memory_bytes=needed)), service

@@ -37,8 +37,12 @@ def render_node(node: RankedNode) -> tuple[str, ...]:
         "" if model.estimated_tps is None else format_rate(model.estimated_tps),
         f"{model.memory_required_gb:g} of {model.memory_available_gb:g} GiB",
         f"{model.device_count} x {model.device_class}",
-        model.shortfall or f"{model.runtime}, {model.run_mode}",
+        model.shortfall or ", ".join([model.runtime, model.run_mode, *_format_context(model.chosen_context)]),
     )
+
+
+def _format_context(context: int | None) -> list[str]:
+    return [f"context {context}"] if context else []
 
 
 def read_source(source: str, files: tuple[str, ...], vendors: Vendors, networks: Networks) -> KnownModel:
@@ -67,7 +71,8 @@ def read_source(source: str, files: tuple[str, ...], vendors: Vendors, networks:
     fields = ("file", "format", "gguf", "layout", "totalParameters", "activeParameters")
     status = {name: facts[name] for name in fields if name in facts}
     model = {"metadata": {"name": source}, "spec": {"source": source, "files": list(files)}, "status": status}
-    return build_known_model(msgspec.convert(model, Model), vendors, ServingOptions(context_length=CONTEXT_LENGTH))
+    options = ServingOptions(context_length=CONTEXT_LENGTH, parallel=1)
+    return build_known_model(msgspec.convert(model, Model), vendors, options)
 
 
 def explain_unknown(name: str) -> str:

@@ -98,6 +98,7 @@ def _print_places(model: str, answer: "SimulateAnswer") -> None:
             node.node_name,
             node.fit_level,
             "" if node.estimated_tps is None else format_rate(node.estimated_tps),
+            f"{node.context}",
             f"{node.required_memory_gb:g} GiB",
             f"{node.before.free_devices} x {node.before.free_gb:g} GiB",
             "" if node.after is None else f"{node.after.free_devices} x {node.after.free_gb:g} GiB",
@@ -105,7 +106,7 @@ def _print_places(model: str, answer: "SimulateAnswer") -> None:
         )
         for node in answer.ranked_nodes
     ]
-    titles = ("NODE", "FIT", "TOKENS/S", "NEEDS", "FREE BEFORE", "FREE AFTER", "WHY")
+    titles = ("NODE", "FIT", "TOKENS/S", "CONTEXT", "NEEDS", "FREE BEFORE", "FREE AFTER", "WHY")
     print(render_table(titles, rows, progress_width(), {0, 1}) if rows else f"{model} fits nowhere")
     for excluded in answer.excluded_nodes:
         print_note(f"{excluded.node_name}: not considered: {excluded.reason}")

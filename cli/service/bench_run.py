@@ -26,6 +26,7 @@ from fitness.bench.streamed_completion import BenchError
 from fitness.performance import MeasuredPerformance
 from kube.resources import INFERENCE_SERVICES
 from kube.time import rfc3339
+from runtimes.serving import SHARED_REQUESTS
 from standalone.ask import AskError, open_session
 
 _MODELS_BYTES: Final = 1 << 20
@@ -101,7 +102,8 @@ async def _measure_in_cluster(cluster: Cluster, wanted: BenchTarget, plan: Bench
     """Measure a replica of a service, by default with as many streams as the service works on at once."""
     name = wanted.name
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
-    parallel = plan.parallel or service["spec"].get("parallel", 1)
+    chosen = service.get("status", {}).get("serving", {}).get("parallel", SHARED_REQUESTS)
+    parallel = plan.parallel or service["spec"].get("parallel", chosen)
     async with open_service(cluster, name, None, wanted.hosts_ca) as (session, address):
         performance = await _measure(session, address, name, plan._replace(parallel=parallel))
     runtime = service.get("status", {}).get("runtime", "")

@@ -70,7 +70,7 @@ def _estimate_bytes(entry: CatalogEntry) -> int | None:
     if workload.stated_bytes is not None and not devices:
         return workload.stated_bytes  # the catalog states it
 
-    needed = estimate_pod(workload, ServingOptions(mode=entry.mode), devices)
+    needed = estimate_pod(workload, ServingOptions(parallel=1, mode=entry.mode), devices)
     if needed is None:
         return None
     return needed.container_bytes if needed.device_bytes_each is None else needed.device_bytes_each * devices

@@ -125,7 +125,7 @@ def digest_inputs(service: InferenceService, choice: EngineChoice, settings: Pod
     Another digest ends a benchmark that runs, and lets one that has failed for good be tried again.
     """
     spec = service.spec
-    inputs = [spec.benchmark, spec.parallel, spec.context_length, spec.resources]
+    inputs = [spec.benchmark, spec.parallel, spec.context_tokens, spec.resources]
     facts = [*inputs, spec.hardware, choice.runtime, settings.image, service.metadata.uid]
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 

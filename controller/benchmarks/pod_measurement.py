@@ -34,7 +34,7 @@ async def measure_pod(
         return _describe_failure(token.reason, token.message)
 
     # 2. Measure by requests of one stream.
-    plan = plan_one_stream(service.spec.benchmark, service.spec.context_length)
+    plan = plan_one_stream(service.spec.benchmark, service.spec.context_tokens)
     try:
         async with asyncio.timeout(MOST_SECONDS):
             record = await measure_engine(pod.url, metadata.name, token, plan)

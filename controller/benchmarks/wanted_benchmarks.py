@@ -26,6 +26,7 @@ from controller.services.device_classes import find_node_class
 from controller.services.endpoints import Endpoint, list_ready_endpoints, list_replica_addresses
 from controller.services.pods.devices import request_devices
 from controller.services.pods.pod_template import EngineChoice
+from controller.services.serving_choice import apply_choice
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from crds.pods import PodOptions
@@ -157,6 +158,7 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
     # 3. Measure it with Pomona's image and arguments: others may use the result, and those that a service states could
     # make it anything.
     replicas = _find_replicas(scope.store, service)
+    service = apply_choice(service)
     service = replace(service, spec=replace(service.spec, image=None, extra_args=[], pod=PodOptions()))
 
     # 4. The accelerators: its candidates if it may choose among several, else the single one that it or its Model

@@ -103,7 +103,7 @@ def label_model(model: Model, status: Mapping[str, Any], vendors: Vendors) -> di
 
     memory_bytes = model.spec.stated_bytes
     if memory_bytes is None:  # not stated: it is estimated, and None if it cannot be
-        needed = estimate(Workload(layout, default_runtime(model, vendors)), ServingOptions())
+        needed = estimate(Workload(layout, default_runtime(model, vendors)), ServingOptions(parallel=1))
         memory_bytes = needed.total_bytes if needed else None
     return list_labels(
         model.spec,
@@ -123,7 +123,7 @@ def label_service(
     layout, gguf = model.status.layout, model.status.gguf or GGUF()
     return list_labels(
         model.spec,
-        context_length=service.spec.context_length,
+        context_length=service.spec.context_tokens,
         memory_bytes=memory_bytes,
         has_experts=layout.expert_outputs > 0 if layout else None,
         quantization=gguf.quantization,

@@ -1,15 +1,17 @@
 """The nodes in the store: the part of each that is kept, and the devices and memory that exist on any of them.
 
-Of each node only labels, taints, allocatable resources and the condition Ready are kept, and two indexes by value: a
+Of each node only labels, taints, allocatable resources and the condition Ready are kept, and an index of devices: a
 message about a service reads the few sizes that exist, however many nodes there are.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
+from controller.placement.pod_requests import count_allocatable
+from controller.placement.units import CPU, MEMORY
 from crds.acceleratorpool import WHOLE_PERCENT
 from crds.meta import COST
-from crds.quantity import quantity_bytes
 from crds.size import GIB, MIB
 from devices.node_labels import DeviceShare, read_device_mib, read_share
 from devices.vendors import Vendor, Vendors
@@ -23,8 +25,6 @@ _OF_READY: Final = frozenset({"type", "status"})
 _DEVICE_INDEX: Final = "device"
 """From `ACCELERATOR=MIB`, or `ACCELERATOR=MIB/PODS` if pods share a device, to the nodes that have such devices; MIB is
 empty if a node does not state it."""
-_MEMORY_INDEX: Final = "memory"
-"""From the allocatable memory in GiB, rounded down, to the nodes that have it."""
 
 
 def declare_nodes(store: Store, vendors: Vendors) -> None:
@@ -55,7 +55,6 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
 
     store.set_reduction(NODES, reduce)
     store.add_index(NODES, _DEVICE_INDEX, _build_device_lister(vendors))
-    store.add_index(NODES, _MEMORY_INDEX, _list_memory)
 
 
 def read_sizes(node: Obj) -> object:
@@ -98,14 +97,6 @@ def _build_device_lister(vendors: Vendors) -> Callable[[Obj], list[str]]:
         ]
 
     return list_devices
-
-
-def _list_memory(node: Obj) -> list[str]:
-    """Return a node's value in the index of memory: its GiB, rounded down."""
-    try:
-        return [str(quantity_bytes(node["status"]["allocatable"].get("memory", "0")) // GIB)]
-    except ValueError:
-        return []  # a form of quantity that no kubelet writes
 
 
 def _describe_size(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> str:
@@ -174,5 +165,43 @@ def _read_size(text: str, percent: int) -> int:
 
 def find_largest_memory(store: Store) -> int | None:
     """Return the largest allocatable memory of a node, rounded down to GiB, in bytes; None: no node is known."""
-    sizes = [int(value) for value in store.index_values(NODES, _MEMORY_INDEX)]
-    return max(sizes) * GIB if sizes else None
+    return store.summarize(
+        (NODES,), "largest memory", lambda: max((_read_memory(node) for node in store.list(NODES)), default=None)
+    )
+
+
+def _read_memory(node: Obj) -> int:
+    amounts = count_allocatable({MEMORY: node["status"]["allocatable"].get(MEMORY, "0")})
+    return amounts[MEMORY] // GIB * GIB
+
+
+class NodeSize(NamedTuple):
+    """The memory of one device of a node, and what the node has for it; without devices, what the node has in all."""
+
+    device_bytes: int | None
+    """Memory that a pod may get of one device; None: unknown."""
+    memory_bytes: int
+    """Allocatable memory, rounded down to GiB: an equal part for each device."""
+    millicores: int
+    """Allocatable CPU: an equal part for each device."""
+
+
+def list_node_sizes(store: Store, accelerator: str, vendor: Vendor, admits: Callable[[Obj], bool]) -> set[NodeSize]:
+    """Return the different sizes of the nodes that are admitted, of those with devices if the vendor has some."""
+    percent = _find_overcommit_percent(store, accelerator)
+
+    def read_size(node: Obj) -> NodeSize | None:
+        amounts = count_allocatable(node["status"]["allocatable"])
+        count = amounts.get(vendor.resource, 0) if vendor.resource is not None else 1
+        if not count:
+            return None
+        text = _describe_size(accelerator, vendor, node["metadata"]["labels"])
+        device_bytes = _read_size(text, percent) if text else None
+        return NodeSize(device_bytes, amounts.get(MEMORY, 0) // GIB * GIB // count, amounts.get(CPU, 0) // count)
+
+    sizes = (
+        store.derive(NODES, node, f"size for {accelerator} {percent}", partial(read_size, node))
+        for node in store.list(NODES)
+        if admits(node)
+    )
+    return {size for size in sizes if size is not None}

@@ -90,11 +90,12 @@ def encode_answer(uid: str, answer: PreflightAnswer = ALLOWED) -> bytes:
 
 
 def _convert_service(obj: dict[str, Any] | None) -> InferenceService | None:
-    """Return a service without its status; None if there is none, or it cannot be decoded."""
+    """Return a service with no status but its serving options; None if there is none, or it cannot be decoded."""
     if obj is None:
         return None
+    status = {name: value for name, value in (obj.get("status") or {}).items() if name == "serving"}
     try:
-        return msgspec.convert({**obj, "status": {}}, InferenceService)
+        return msgspec.convert({**obj, "status": status}, InferenceService)
     except (msgspec.ValidationError, RecursionError):
         return None
 

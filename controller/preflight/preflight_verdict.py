@@ -20,6 +20,7 @@ from controller.services.candidates import check_candidate, list_candidates
 from controller.services.checked_replica import check_replica, read_models
 from controller.services.class_speeds import FindSpeeds, sort_speeds
 from controller.services.preconditions import DEVICE_TOO_SMALL, ServiceProblem
+from controller.services.serving_choice import choose_serving
 from controller.services.speed_report import describe_fit
 from crds.inferenceservice import InferenceService, wanted_replicas
 from crds.placement import MOST_CLASSES, ClassSpeed
@@ -84,12 +85,13 @@ def find_fit_facts(
             cache, as the service may never exist.
         has_unknown_devices: returns whether nobody says of some devices of an accelerator what they are.
     """
+    model, companions = read_models(snapshot, service)
+    service = choose_serving(snapshot.store, service, model, companions, settings)
     hardware = service.spec.hardware
     least = service.spec.placement.min_tokens_per_second
     # It states the memory of devices, or demands on those that it claims: an autoscaler may add such devices.
     expects_nodes = hardware.memory is not None or hardware.device_selector is not None
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
-    model, companions = read_models(snapshot, service)
     table = read_pools(snapshot.store, settings.vendors)
     names = list_candidates(service, model, table, settings.vendors)
 

@@ -65,7 +65,9 @@ OF_MODEL_INDEX: Final = "of-model"
 GATE_INDEX: Final = "gate"
 """From namespace/name of an InferenceService to its pods that wait in the queue and mount a claim."""
 REASON_INDEX: Final = "reason"
-"""From the reason of the condition Ready to the InferenceServices and Models that have it."""
+"""From the reason of the condition Ready to the InferenceServices and Models that have it; see also NOT_CHOSEN."""
+NOT_CHOSEN: Final = "ServingNotChosen"
+"""In REASON_INDEX, stands for services of which no known host or node holds the serving options."""
 POOL_INDEX: Final = "pool"
 """From the name of an AcceleratorPool to the InferenceServices that name it."""
 ADDRESS_INDEX: Final = "address"
@@ -165,8 +167,10 @@ def _host_of_slice(obj: Obj) -> list[str]:
 
 
 def _reasons(obj: Obj) -> list[str]:
-    conditions = (obj.get("status") or {}).get("conditions") or ()
-    return [condition["reason"] for condition in conditions if condition["type"] == "Ready"]
+    status = obj.get("status") or {}
+    reasons = [condition["reason"] for condition in status.get("conditions") or () if condition["type"] == "Ready"]
+    serving = status.get("serving")
+    return reasons if serving is None or serving.get("inputs") else [*reasons, NOT_CHOSEN]
 
 
 def mounted_claims(pod_spec: Obj) -> list[str]:

@@ -21,10 +21,12 @@ from controller.reconcile.plan import Snapshot
 from controller.reconcile.stamp import ANNOTATION_INPUTS, is_desired
 from controller.reconcile.triggers import is_gated
 from controller.services.accelerator_choice import choose_accelerators
+from controller.services.checked_replica import read_models
 from controller.services.class_speeds import SpeedAssessor, cut_speeds
 from controller.services.planned_models import ModelHeaders, assume_inspection, revise
 from controller.services.preconditions import ServiceProblem
 from controller.services.service_view import ViewFacts, build_view
+from controller.services.serving_choice import choose_serving
 from controller.services.speed_report import SpeedSources
 from controller.services.status import ServiceView
 from crds.inferenceservice import InferenceService
@@ -153,6 +155,7 @@ def _plan_service(
     if service is None:
         problem = ServiceProblem("InvalidSpec", "its fields cannot be read: see `pomona deploy --dry-run`", "Failed")
         return PlannedService(key, problem)
+    service = choose_serving(copy.store, service, *read_models(snapshot, service), copy.settings.pods)
     model_key = ObjectKey(key.namespace, service.spec.model_ref)
     models = (model_key, *(ObjectKey(key.namespace, companion.name) for companion in list_companions(service.spec)))
     notes = tuple(assumed[model] for model in models if model in assumed)
@@ -167,6 +170,8 @@ def _plan_service(
         return PlannedService(key, _explain_problem(view.blocker), notes)
     if chosen is not None and view.wanted:
         notes += (chosen.status.message,)
+    if service.status.serving is not None and service.status.serving.message:
+        notes += (service.status.serving.message,)
 
     # 3. Put its status, pods and processes into the copy.
     _note_status(copy, view, key, speeds.report(snapshot, key, view, pods.vendors).classes)

@@ -20,6 +20,7 @@ from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Reconciler, Ref, Snapshot, prune
 from controller.services.accelerator_choice import RoomSource, choose_accelerators
+from controller.services.checked_replica import read_models
 from controller.services.host_traffic import add_host_traffic, find_host_traffic
 from controller.services.kueue_report import NO_REPORT, read_kueue
 from controller.services.moved_services import MovedServices, waits_whole
@@ -35,6 +36,7 @@ from controller.services.queue_report import recall_standing
 from controller.services.readiness_probe import Prober
 from controller.services.service_triggers import OF_PODS, list_triggers
 from controller.services.service_view import ServiceInputs, ViewFacts, build_view
+from controller.services.serving_choice import choose_serving
 from controller.services.speed_replacer import ReplacementReport, report_without_replacer
 from controller.services.speed_report import SpeedSources
 from controller.services.status import ServiceView, build_events, build_status
@@ -99,7 +101,8 @@ class ServiceSources(NamedTuple):
         The view is built here, because the next step of the token and the report of speeds follow from it. While the
         Secret is read the store may change: then `decide_service` builds the view again, by `facts`.
         """
-        service, settings, speeds = _read_service(snapshot, key), self.settings, self.speeds
+        settings, speeds = self.settings, self.speeds
+        service = _read_service(snapshot, key, settings)
         if service is None:
             return None
 
@@ -212,7 +215,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     Without inputs or a service to read, all that is known of it is forgotten. The objects of one that is being deleted
     are garbage-collected.
     """
-    service = _read_service(snapshot, key)
+    service = _read_service(snapshot, key, settings)
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
         return Plan(effects=(ServiceEffects(is_gone=True),))
@@ -354,7 +357,9 @@ def _list_beside_pods(
     )
 
 
-def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None:
-    """Return a service; None if it is gone or being deleted, or cannot be decoded."""
+def _read_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings) -> InferenceService | None:
+    """Return a service with all of its serving options; None if it is gone or being deleted, or cannot be decoded."""
     service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
-    return None if service is None or service.metadata.deletion_timestamp is not None else service
+    if service is None or service.metadata.deletion_timestamp is not None:
+        return None
+    return choose_serving(snapshot.store, service, *read_models(snapshot, service), settings)

@@ -9,6 +9,7 @@ from controller.reconcile.indexes import (
     HOST_INDEX,
     KUEUE_INDEX,
     MODEL_INDEX,
+    NOT_CHOSEN,
     POOL_INDEX,
     REASON_INDEX,
     WAITING_INDEX,
@@ -99,8 +100,9 @@ def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:
 
 
 def _services_without_device(store: Store, _node: Obj) -> list[ObjectKey]:
-    """Return the services for which no device is large enough: another node may have one."""
-    return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, REASON_INDEX, DEVICE_TOO_SMALL)]
+    """Return the services for which no device is large enough, or no node known: another node may be."""
+    waiting = (store.by_index(INFERENCE_SERVICES, REASON_INDEX, reason) for reason in (DEVICE_TOO_SMALL, NOT_CHOSEN))
+    return list({object_key(obj): None for services in waiting for obj in services})
 
 
 def _services_of_pool(store: Store, pool: Obj) -> list[ObjectKey]:

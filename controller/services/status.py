@@ -253,6 +253,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
     accelerator = choice.accelerator if choice is not None else view.accelerator or ""
     optional = {
         "choice": without_defaults(choice.status) if choice is not None else None,
+        "serving": without_defaults(view.service.status.serving) if view.service.status.serving else None,
         "runtime": view.runtime,
         "memory": size_text(view.memory_bytes) if view.memory_bytes else "",
         "deviceMemory": view.device_memory,

@@ -206,7 +206,8 @@ class InferenceRequest:
         shared_tokens = backend.shared_tokens or 0
         limit = read_limit(self.route, self.body.fields) if self.demand == UNKNOWN else 0
         if 0 < limit < shared_tokens and len(self.body.content) < 1 << 20:
-            tokens = limit + await count_prompt(backend, self.route, self.body)
+            async with service.counting:
+                tokens = limit + await count_prompt(backend, self.route, self.body)
             self.demand = tokens if tokens <= shared_tokens else UNKNOWN
         service.queue.admit_waiting()
 

@@ -1,8 +1,9 @@
 """One service of the proxy: its current configuration, its queue, and its counts."""
 
+import asyncio
 import time
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.event_log import EventRecord, log
 from gateway.proxy.config import Backend, ServiceListener, ServiceStats
@@ -13,6 +14,9 @@ from gateway.proxy.request_queue import RequestQueue
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
     from gateway.proxy.response_body import TokenCount
+
+_COUNTS_AT_ONCE: Final = 4
+"""Prompts whose tokens are counted at once, so that many waiting requests do not hold all connections of an engine."""
 
 
 class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_finished"):
@@ -42,6 +46,8 @@ class Service:
         self._in_flight = in_flight
         self.update(config)
         self.metrics = ServiceMetrics()
+        self.counting = asyncio.Semaphore(_COUNTS_AT_ONCE)
+        """Held while an engine counts the tokens of a prompt."""
         self._running: set[InferenceRequest] = set()
         """Requests that wait in the queue or are being answered."""
         self._lone_request: InferenceRequest | None = None

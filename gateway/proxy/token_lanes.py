@@ -19,6 +19,8 @@ are short, llama.cpp b11549 copies half a prompt for the second answer, which en
 _CHAT: Final = frozenset({"max_completion_tokens", "max_tokens", "n_predict"})
 _LIMITS: Final = {"chat": _CHAT, "completions": _CHAT, "messages": {"max_tokens"}, "responses": {"max_output_tokens"}}
 """Routes that generate tokens, with the fields that limit an answer."""
+_MOST_DIGITS: Final = 20
+"""Python refuses to read a number of thousands of digits; one of 20 is more than any limit that matters."""
 
 
 def read_demand(route: str, fields: Mapping[str, msgspec.Raw]) -> int:
@@ -32,4 +34,4 @@ def read_limit(route: str, fields: Mapping[str, msgspec.Raw]) -> int:
     """Return the most tokens that an answer may have: the largest limit, as engines differ in which counts; 0: none."""
     stated = {name: bytes(fields[name]) for name in _CHAT.union(*_LIMITS.values()) & fields.keys()}
     is_limited = _LIMITS[route] & stated.keys() and all(number.isdigit() for number in stated.values())
-    return max(map(int, stated.values())) if is_limited else 0
+    return max(int(number[:_MOST_DIGITS]) for number in stated.values()) if is_limited else 0

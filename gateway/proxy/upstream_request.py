@@ -37,6 +37,8 @@ _FIRST_ERROR_STATUS: Final = 300  # a redirect is no response that a client coul
 _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 _NO_RESPONSE: Final = ResponseBody()
+_COUNT_SECONDS: Final = 10.0
+"""Time in which an engine has counted the tokens of a prompt, which it does in milliseconds unless it hangs."""
 
 
 class UpstreamRequest:
@@ -371,10 +373,12 @@ async def count_prompt(backend: Backend, route: str, body: RequestBody) -> int:
         text = msgspec.json.encode({"content": body.fields.get("prompt"), "add_special": True})
     head = b"POST %b HTTP/1.1\r\n%b" % (path.encode(), _backend_fields(backend.url, backend.api_key))
     try:
-        reader, writer = await asyncio.open_connection(*backend.url.removeprefix("http://").split(":"), limit=1 << 20)
-        with closing(writer):
-            writer.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(text), text))
-            answer = await reader.readuntil(b"}")  # of an error, which has an object within another, this is no JSON
+        async with asyncio.timeout(_COUNT_SECONDS):
+            address = backend.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
+            with closing(writer):
+                writer.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(text), text))
+                answer = await reader.readuntil(b"}")  # of an error, with an object in another, this is no JSON
         count = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
         return len(count["tokens"]) if route == "completions" else int(count["input_tokens"])
     except (OSError, EOFError, asyncio.LimitOverrunError, msgspec.DecodeError, LookupError, TypeError, ValueError):

@@ -196,7 +196,7 @@ class HostBenchmarks:
         await asyncio.to_thread(self.measurements.begin_try, spec, version)
         log.info("benchmark_started", process=process_name)
 
-        plan = measurement.plan_one_stream(spec.benchmark, spec.context_length)
+        plan = measurement.plan_one_stream(spec.benchmark, spec.context_tokens)
         try:
             speed = await self._measure_or_give_way(runner, engine, plan)
         except GaveWay as cause:  # the host had something else to do

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from artifacts.source import parse
 from crds.metalprocess import MetalProcessSpec
-from crds.weights_header import GGUF
+from crds.weights_header import GGUF, Layout
 from devices.sockets import LOOPBACK
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import EngineLaunch, RuntimeDemand
@@ -42,7 +42,13 @@ def identify_engine(spec: MetalProcessSpec) -> str:
     return " ".join(filter(None, parts))
 
 
-def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Sequence[Path] = ()) -> list[str]:
+def build_argv(
+    spec: MetalProcessSpec,
+    model: Path,
+    key_file: Path,
+    further: Sequence[Path] = (),
+    layout: Layout | None = None,
+) -> list[str]:
     """Return the command that serves `model` on a loopback port that the kernel chooses. It has no secret in it.
 
     Args:
@@ -50,6 +56,7 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
         model: the weights on this host.
         key_file: the file with the key that the engine requires.
         further: the path on this host of each of `spec.further_artifacts`.
+        layout: the layout of the weights; None: unknown.
 
     Raises:
         ValueError: the runtime is no longer installed.
@@ -61,10 +68,12 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
 
     # Port 0: the kernel chooses one.
     listen = Listen(host=LOOPBACK, port=0, api_key_file=str(key_file))
-    return [*command, *launch.arguments(build_process_serving(spec, str(model), further), listen)]
+    return [*command, *launch.arguments(build_process_serving(spec, str(model), further, layout), listen)]
 
 
-def build_process_serving(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
+def build_process_serving(
+    spec: MetalProcessSpec, model: str, further: Sequence[Path] = (), layout: Layout | None = None
+) -> Serving:
     """Return the `Serving` of the engine of this process: `model` is a path, or a source that its daemon fetches."""
     # further_artifacts: what the model is served with, such as a draft model or an adapter; `further` are their paths.
     companions = [
@@ -73,12 +82,15 @@ def build_process_serving(spec: MetalProcessSpec, model: str, further: Sequence[
     ]
     # on_device: a Mac has the whole model in the memory of its GPU; elsewhere the engine may choose.
     tokens, on_device = spec.draft_max_tokens, sys.platform == "darwin"
-    return Serving(spec.service_name, model, spec, companions, draft_max_tokens=tokens, on_device=on_device)
+    return Serving(
+        spec.service_name, model, spec, companions, draft_max_tokens=tokens, layout=layout, on_device=on_device
+    )
 
 
 def build_environment(spec: MetalProcessSpec) -> dict[str, str]:
     """Return the engine's environment: what it needs of the agent's, and nothing that may be a secret."""
-    return _find_launch(spec).environment(os.environ)
+    launch = _find_launch(spec)
+    return launch.environment(os.environ) | launch.variables(spec)
 
 
 def find_served_name(spec: MetalProcessSpec) -> str | None:

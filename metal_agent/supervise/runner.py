@@ -426,7 +426,7 @@ class Runner:
         if self.log_path.exists():
             self.log_path.replace(log_files.previous_log_path(self.log_path))
         self._key = key = self._host.keys.create(self.assignment.uid, self._key)
-        argv = engine_command.build_argv(spec, weights.model, key.path, weights.further)
+        argv = engine_command.build_argv(spec, weights.model, key.path, weights.further, weights.layout)
         environment = engine_command.build_environment(spec)
         started = spawn_process(argv, environment, self.log_path, self._host.folder, weights.descriptors)
         started.key = key

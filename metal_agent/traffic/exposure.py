@@ -21,6 +21,7 @@ from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
+from runtimes.registry import find_runtime
 
 _PROXY_BACK_SECONDS: Final = 30.0
 """Time in which a proxy that does not answer is back, or another one in its place."""
@@ -179,10 +180,14 @@ def proxy_config(
                         runner.assignment.uid,
                         runner.url,
                         draining=runner.assignment.uid in draining or runner.state.is_drained,
-                        concurrency=runner.assignment.spec.parallel,
+                        concurrency=find_runtime(runner.assignment.spec.runtime).limit_requests(runner.assignment.spec),
                         model=runner.model,
                         api_key=runner.api_key,
                         engine=runner.assignment.spec.runtime,
+                        context_length=runner.assignment.spec.context_length,
+                        shared_tokens=find_runtime(runner.assignment.spec.runtime).count_shared_tokens(
+                            runner.assignment.spec
+                        ),
                     )
                     for runner in grouped[service]
                     if runner.url

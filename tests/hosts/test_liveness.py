@@ -91,7 +91,7 @@ async def test_engine_too_busy_to_answer_is_left_alone(
     machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[LivenessCheck]
 ) -> None:
     tiny_gguf.write(model, loop=True, n_ctx=65536)
-    machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
+    machine.supervisor.assign([assignment(context_length=61000, parallel=1, memory_bytes=GIB)])
     pid = await ready(machine)
     async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG, headers=key(machine)) as stream:
         await stream.content.readline()
@@ -107,7 +107,7 @@ async def test_engine_that_answers_requests_is_not_probed(
     machine: Machine, assignment: MakeAssignment, model: Path, http: aiohttp.ClientSession, looks: list[LivenessCheck]
 ) -> None:
     tiny_gguf.write(model, loop=True, n_ctx=65536)
-    machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
+    machine.supervisor.assign([assignment(context_length=61000, parallel=1, memory_bytes=GIB)])
     await ready(machine)
     async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG, headers=key(machine)) as stream:
         await stream.content.readline()

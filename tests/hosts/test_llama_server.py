@@ -1,13 +1,18 @@
 """Options of a service for llama.cpp, and the behaviour of its real server with them."""
 
 import base64
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
 from crds.metalprocess import Artifact
+from devices.vendors import VENDORS
+from tests.support.api_objects import as_service, service
 from tests.support.engine_process import EngineProcess, start_engine
 from tests.support.local_host import Machine, MakeAssignment, phase
 from tests.support.tiny_models import tiny_companions, tiny_gguf
@@ -29,6 +34,19 @@ async def test_chat_is_answered_with_the_requested_context(tmp_path: Path, tiny:
         assert await engine.says() == SENTENCE
         props = json.loads(await engine.get("/props"))
     assert (props["default_generation_settings"]["n_ctx"], props["total_slots"]) == (512, 2)
+
+
+@pytest.mark.parametrize("cpu", ["1", "2"])
+async def test_engine_of_a_pod_computes_with_as_many_threads_as_the_pod_requests_cpu(
+    tmp_path: Path, tiny: Path, cpu: str
+) -> None:
+    chat = as_service(service(contextLength=512, resources={"cpu": cpu}))
+    choice = EngineChoice("llama.cpp", "cpu", VENDORS["cpu"], "1Gi")
+    pod = build_pod(chat, choice, MountedWeights("tiny-cache", tiny.name))
+    threads = dict(itertools.pairwise(pod["initContainers"][0]["args"]))["-t"]
+    async with start_engine(tmp_path, tiny, contextLength=512, extraArgs=["-lv", "4", "-t", threads]) as engine:
+        await engine.ready()
+        assert re.search(rf"n_threads = {cpu} \(n_threads_batch = {cpu}\)", engine.log)
 
 
 async def test_a_text_as_long_as_the_context_is_embedded(tmp_path: Path, tiny: Path) -> None:

@@ -47,7 +47,7 @@ class Preparation:
     """The preparation of one model, with its progress and its failures."""
 
     def __init__(self, port: int, source: str) -> None:
-        self.model = PodModel(port, NAME, source, 2048)
+        self.model = PodModel(port, NAME, source, 2048, threads=1)
         self.progress: list[tuple[int, int | None]] = []
         self.failures: list[str] = []
 
@@ -70,6 +70,12 @@ async def test_model_of_the_library_is_pulled_and_loaded(daemon: OllamaServer) -
     assert_loaded(daemon)
     size = len(build_model())
     assert preparation.progress[-1] == (size, size)
+
+
+async def test_model_is_run_with_the_threads_of_the_pod(daemon: OllamaServer, weights: Path) -> None:
+    await Preparation(daemon.port, str(weights)).run()
+    shown = daemon.ask("POST", "/api/show", {"model": NAME})
+    assert "num_thread" in shown["parameters"]
 
 
 async def test_model_is_created_from_the_file_on_the_volume(daemon: OllamaServer, weights: Path) -> None:

@@ -107,7 +107,7 @@ async def test_slow_engine_that_works_on_a_long_request_is_kept(
 
     monkeypatch.setattr(engine_health, "judge_check", judge)
     tiny_gguf.write(model, loop=True, n_ctx=65536)
-    machine.supervisor.assign([assignment(context_length=61000, memory_bytes=GIB)])
+    machine.supervisor.assign([assignment(context_length=61000, parallel=1, memory_bytes=GIB)])
     pid = await ready(machine)
     runner = machine.runners["u1"]
     headers = {"Authorization": f"Bearer {runner.api_key}"}

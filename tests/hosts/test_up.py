@@ -29,7 +29,7 @@ from tests.support.eventually import eventually
 from tests.support.file_server import COMMIT, FileServer
 from tests.support.ollama.server import OllamaServer
 from tests.support.refused_manifests import make_manifest
-from tests.support.tiny_models import tiny_gguf
+from tests.support.tiny_models import tiny_gguf, tiny_mlx
 from tests.support.up_command import CALL, Start, Up, ask, manifest, service
 
 
@@ -63,6 +63,30 @@ async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: S
         await up.says("first: ignored on this machine, only pods use them: spec.resources")
     assert await up.process.stop() == 0
     assert [process for process in psutil.process_iter() if _is_of(process, up.state)] == []
+
+
+async def test_memory_is_divided_among_all_replicas(start: Start, weights: Path) -> None:
+    async with FileServer(weights.parent) as files:
+        up = start(
+            manifest(
+                weights.parent / "two.yaml",
+                make_manifest(MODELS, name="tiny", source=f"{files.url}/tiny.gguf"),
+                service("chat", "tiny", contextLength=4096, replicas=3),
+                service("idle", "tiny", suspend=True),
+            ),
+            "--memory-budget=120MiB",
+        )
+        await up.url()
+        await up.says("chat: Ready - 3 of 3 replicas are ready")
+
+
+async def test_memory_of_a_folder_is_that_of_the_engine_that_serves_it_here(start: Start, tmp_path: Path) -> None:
+    """In pods it would be vLLM, which takes gigabytes."""
+    tiny_mlx.write(tmp_path / "tiny", written_for="pt")
+    up = start("--model", f"{tmp_path}/tiny/", "--memory-budget=1GiB")
+    url = await up.url()
+    await up.says("tiny: Ready")
+    assert await ask(url, "tiny") == (200, tiny_gguf.SENTENCE)
 
 
 @pytest.mark.parametrize("document", ["docs/concepts.md", "docs/mac.md"])
@@ -349,13 +373,13 @@ async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path
     path = tmp_path / "bad.yaml"
     up = start(
         manifest(
-            path, make_manifest(MODELS, source="file:///m.gguf", name="tiny"), service("chat", "tiny", parallel=65)
+            path, make_manifest(MODELS, source="file:///m.gguf", name="tiny"), service("chat", "tiny", parallel=4097)
         )
     )
     up.process.start()
     assert await up.ends() == 2
     assert re.search(rf"{path}:\d+: document 1, Model tiny: spec: .*: a file:// source needs spec.memoryBytes", up.said)
-    assert "spec.parallel: Invalid value: 65" in up.said
+    assert "spec.parallel: Invalid value: 4097" in up.said
     assert not up.state.exists()
 
 

@@ -23,10 +23,7 @@ SPECS: dict[Resource, dict[str, Any]] = {
     METAL_HOSTS: {},
     ACCELERATOR_POOLS: {"accelerator": "nvidia", "nodeSelector": {"team": "a"}},
 }
-_SERVING = {"contextLength": 4096, "parallel": 1, "priority": "normal", "mode": "chat"} | {
-    "cacheTypeK": "f16",
-    "cacheTypeV": "f16",
-}
+_SERVING = {"priority": "normal", "mode": "chat", "cacheTypeK": "f16", "cacheTypeV": "f16"}
 _REFRESH = {"refreshPolicy": "IfNotPresent", "refreshIntervalSeconds": 3600}
 DEFAULTS: dict[Resource, dict[str, Any]] = {
     MODELS: {
@@ -200,7 +197,7 @@ REFUSED_MANIFESTS = {
         INFERENCE_SERVICES, {"replicas": "two"}, "spec.replicas: .*must be of type integer"
     ),
     "too many slots": RefusedManifest(
-        INFERENCE_SERVICES, {"parallel": 65}, "spec.parallel: .*less than or equal to 64"
+        INFERENCE_SERVICES, {"parallel": 4097}, "spec.parallel: .*less than or equal to 4096"
     ),
     "host beside the queue": RefusedManifest(
         INFERENCE_SERVICES,

@@ -5,12 +5,15 @@ from typing import Any
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
+from controller.services.checked_replica import read_models
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceSources, decide_service
 from controller.services.service_view import ServiceInputs, ViewFacts, build_view
+from controller.services.serving_choice import choose_serving
 from controller.services.tokens import KnownTokens, TokenStep
 from controller.services.traffic_meter import TrafficMeter
+from crds.inferenceservice import InferenceService
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -40,7 +43,7 @@ _EMPTY = store()
 KEY = ObjectKey("team", "chat")
 SETTINGS = PodSettings("pomona:test")
 OK = ProbeResult(ok=True, reason="Generated", message="http://10.77.0.100:18000 generated a token")
-METAL = {"hardware": {"accelerator": "metal"}}
+METAL: Obj = {"hardware": {"accelerator": "metal"}}
 SERVING: Obj = {"conditions": [condition("Ready", "True", "Serving", "generated a token")]}
 
 
@@ -68,12 +71,18 @@ def decide_chat(
     """
     kept = store(*objects)
     snapshot = Snapshot(kept, NOW)
-    chat = as_service(snapshot.get(INFERENCE_SERVICES, KEY) or service())
+    chat = read_chat(snapshot, settings)
     facts = ViewFacts(**{name: inputs.pop(name) for name in ViewFacts._fields if name in inputs})
     view = build_view(snapshot, KEY, chat, settings, facts)
     answer = answer if view.question is not None else None
     service_inputs = ServiceInputs(view, kept.revision, answer, TokenStep(new_token), facts=facts, **inputs)
     return decide_service(Snapshot(kept, NOW, service_inputs), KEY, settings)
+
+
+def read_chat(snapshot: Snapshot, settings: PodSettings = SETTINGS) -> InferenceService:
+    """Return `chat` with all of its serving options, as the reconciler reads it."""
+    chat = as_service(snapshot.get(INFERENCE_SERVICES, KEY) or service())
+    return choose_serving(snapshot.store, chat, *read_models(snapshot, chat), settings)
 
 
 def chat_service(**spec: Any) -> tuple[Resource, Obj]:

@@ -53,7 +53,7 @@ class SimulatedRollout:
     def __init__(self, rooms: dict[str, int], quota: int | None = None, **spec: Any) -> None:
         self.rooms = rooms
         self.quota = quota
-        self.spec: Obj = {"hardware": {"accelerator": "nvidia"}, **spec}
+        self.spec: Obj = {"hardware": {"accelerator": "nvidia"}, "parallel": 1, **spec}
         self.deployment: Obj | None = None
         self.sets: dict[str, SimulatedReplicaSet] = {}
         self.pods: dict[str, Obj] = {}

@@ -85,7 +85,7 @@ def rendered(
 ) -> PodServing:
     """Return a service of the tiny model on the processor."""
     options = ServingOptions(context_length=CONTEXT, parallel=2, mode=mode, extra_args=[*extra])
-    serving = Serving("chat", str(model), options)
+    serving = Serving("chat", str(model), options, threads=2)
     return PodServing(serving, Listen("127.0.0.1", port), CPU, cache_bytes=CACHE_BYTES, chat_format=chat_format)
 
 

@@ -71,6 +71,7 @@ def choose_engine(
         vendor=vendor,
         memory=memory,
         cache_bytes=needed.cache_bytes,
+        layout=checked.served.model.status.layout,
         container=service.spec.container,
         is_estimate=is_estimate,
         unfit=unfit,

@@ -22,6 +22,7 @@ from crds.meta import PROXY_CONTAINER, RESTORE_CONTAINER, ObjectMeta
 from gateway.proxy.paths import ENGINE_LIVENESS
 from kube.client import Obj
 from runtimes.pod import SERVICE_PORT, EnginePod
+from runtimes.registry import find_runtime
 from runtimes.serving import Serving
 
 TOKEN_DIRECTORY: Final = "/run/secrets/pomona"  # noqa: S105 - a path
@@ -157,10 +158,16 @@ class ProxyContainer(NamedTuple):
             arguments += ["--pulse-path", self.pulse_path]
         if name := engine.served_name(serving):
             arguments += ["--engine-model", name]
+        runtime = find_runtime(self.runtime)
         if engine.has_slots:  # it works on so many requests at once
-            arguments += ["--concurrency", str(options.parallel)]
+            arguments += ["--concurrency", str(runtime.limit_requests(options) or 1)]
+        if not engine.from_container:  # that of a container that the service states is not known
+            arguments += ["--context-length", str(options.context_tokens)]
+        if (shared_tokens := runtime.count_shared_tokens(options)) is not None:
+            arguments += ["--shared-tokens", str(shared_tokens)]
         if engine.prepare:  # the proxy brings the model into the engine first
-            arguments += ["--source", serving.model, "--context-length", str(options.context_length)]
+            arguments += ["--source", serving.model]
+            arguments += ["--threads", str(serving.threads)] if serving.threads is not None else []
 
         arguments += [DRAIN_OPTION, str(drain_seconds), "--loading-seconds", str(self.loading_seconds)]
         return [*arguments, "--termination-log", _TERMINATION_LOG]

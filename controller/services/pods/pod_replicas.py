@@ -51,6 +51,7 @@ from controller.services.pods.template_rollout import (
 from controller.services.pods.volume_mark import VolumeMark, choose_volume_mark
 from controller.services.preconditions import ServiceProblem
 from controller.services.replicas import Replicas
+from controller.services.serving_choice import without_choice
 from crds.cache import NodeCopy
 from crds.inferenceservice import InferenceService
 from crds.quantity import quantity_bytes
@@ -264,7 +265,7 @@ def _list_wanted(
     """Return the Deployments that a service should have, one for all replicas or for each copy, with their changes."""
     plan, deployments, pods = planned
     present = {deployment.name: deployment for deployment in deployments}  # those that exist, by name
-    build = partial(build_deployment, companions=companion_weights(served), settings=settings, label=label)
+    build = partial(build_deployment, service, companions=companion_weights(served), settings=settings, label=label)
 
     def compare_with_present(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
         """Return the Deployment beside a copy, or for all replicas (None), with what applying it would change.
@@ -275,8 +276,8 @@ def _list_wanted(
         weights = mounted_weights(served.model, copy)
         observed = present.get(name_deployment(service.metadata.name, weights, label))  # of those that exist
         mark = _choose_volume_mark(snapshot, service, weights, observed)
-        _, made = build(service, choice, weights._replace(mark=mark.value), replicas=replicas)  # build_deployment
-        inputs = digest_inputs(service, served, copy)
+        inputs = digest_inputs(without_choice(snapshot, service), served, copy)
+        _, made = build(choice, weights._replace(mark=mark.value), replicas=replicas)
         if observed is None:
             change = TemplateChange(annotate(mark_template(made), inputs))
             return _WantedDeployment(change, replicas, observed=None, node=weights.node)
@@ -414,6 +415,8 @@ def _explain_refusal(
     """
     if problem is None or problem.reason != "Unschedulable":
         return problem
+    if "Insufficient cpu" in problem.message:
+        problem = problem._replace(message=f"{problem.message}; state less in resources.cpu")
 
     # 1. A volume holds the pods on one node.
     if has_one_node(served.model) and "didn't match pod affinity rules" in problem.message:

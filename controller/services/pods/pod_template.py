@@ -5,7 +5,7 @@ verified, from a read-only volume, and only requests with the service's token ar
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,8 +22,10 @@ from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.pods import ContainerOptions
+from crds.quantity import parse_quantity
 from crds.serving import RuntimeName
 from crds.size import GIB
+from crds.weights_header import Layout
 from devices.sockets import LOOPBACK
 from devices.vendors import Vendor
 from kube.client import Obj
@@ -78,6 +80,8 @@ class EngineChoice(NamedTuple):
     """Memory of the node that each pod requests, as a Kubernetes quantity."""
     cache_bytes: int | None = None
     """KV cache in that memory, for an engine that takes its size as an argument; None: unknown."""
+    layout: Layout | None = None
+    """Layout of the weights; None: unknown."""
     container: ContainerOptions | None = None
     """The container that the service states, for an engine that Pomona does not know."""
     is_estimate: bool = False
@@ -104,6 +108,8 @@ class _Replica(NamedTuple):
     weights: MountedWeights
     companions: Sequence[tuple[Companion, MountedWeights]]
     devices: DeviceRequest
+    cpu: int | str | None
+    """CPU that the engine requests, and that its threads take, since there is no limit; None: it decides by itself."""
 
 
 def build_pod(
@@ -124,8 +130,9 @@ def build_pod(
         settings: the administrator's settings, of which the image of the proxy is one, and its pull secrets.
     """
     vendor = choice.vendor
-    replica = _Replica(service, choice, weights, companions, request_devices(service, vendor))
-    spec = service.spec
+    spec, chosen = service.spec, service.status.serving
+    cpu = spec.resources.cpu if spec.resources.cpu is not None or chosen is None else chosen.cpu or None
+    replica = _Replica(service, choice, weights, companions, request_devices(service, vendor), cpu)
     pod: Obj = {
         "automountServiceAccountToken": False,
         # Else a Service named llama-arg-... in the namespace would set llama-server's options by its environment.
@@ -139,11 +146,8 @@ def build_pod(
     }
 
     # Where the pod may run.
-    tolerations: list[Any] = [
-        msgspec.to_builtins(toleration) for toleration in (*vendor.tolerations, *spec.tolerations)
-    ]
-    if tolerations:
-        pod["tolerations"] = tolerations
+    if tolerations := [*vendor.tolerations, *spec.tolerations]:
+        pod["tolerations"] = msgspec.to_builtins(tolerations)
     if selected := choice.pod.select_nodes(_choose_image(replica)) | spec.node_selector:
         pod["nodeSelector"] = selected
 
@@ -235,7 +239,9 @@ def _build_serving(replica: _Replica) -> Serving:
         options=spec,
         companions=files,
         draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
+        layout=replica.choice.layout,
         on_device=replica.choice.vendor.has_devices,
+        threads=None if replica.cpu is None else max(1, round(parse_quantity(replica.cpu) or 0)),
     )
 
 
@@ -299,8 +305,8 @@ def _build_resources(replica: _Replica) -> Obj:
     requests = {"memory": str(replica.choice.memory)}
     if replica.choice.pod.store and (size := _find_store_bytes(replica)):
         requests["ephemeral-storage"] = str(size)
-    if asked.cpu is not None:
-        requests["cpu"] = str(asked.cpu)
+    if replica.cpu is not None:
+        requests["cpu"] = str(replica.cpu)
 
     limits = {} if asked.memory_limit is None else {"memory": str(asked.memory_limit)}
     # Kubernetes demands that requests and limits of devices and huge pages are equal; without devices there are none.

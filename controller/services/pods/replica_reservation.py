@@ -16,6 +16,7 @@ from controller.services.pods.devices import request_devices
 from controller.services.pods.pod_template import MountedWeights, build_pod
 from controller.services.preconditions import CheckedService, check_service
 from controller.services.replica_memory import measure_replica
+from controller.services.serving_choice import apply_choice
 from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
 
@@ -30,6 +31,7 @@ def reserve_replica(service: InferenceService, served: Served, settings: PodSett
     None: the spec of the service is refused, its accelerator does not exist, or its replicas run on hosts. Memory that
     is not known counts as 0: the service reports it.
     """
+    service = apply_choice(service)
     checked = check_service(service, served.model, served.companions, settings.vendors, largest_device_bytes=None)
     is_refused = checked.problem is not None and checked.problem.reason == "InvalidSpec"
     accelerator = accelerator_of(service, served.model)

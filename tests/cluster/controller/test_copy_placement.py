@@ -159,7 +159,7 @@ async def test_replicas_run_beside_copies_and_are_replaced_one_after_the_other(
         for copy in copies:
             assert before[copy.node]["metadata"]["labels"][LABEL_COPY] == copy.name
             assert (copy.name in said, copy.node in said) == (True, True)
-        await edit(cluster, contextLength=1024)
+        await edit(cluster, contextLength=1024, parallel=1)
         after = await serves_on(cluster, FIRST, SECOND)
     for node, deployment in after.items():
         assert deployment["metadata"]["uid"] == before[node]["metadata"]["uid"]

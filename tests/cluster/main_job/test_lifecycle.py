@@ -65,7 +65,7 @@ async def test_a_crashed_engine_is_withdrawn_restarted_and_counted(cluster: Clus
 
 @both_paths
 async def test_an_edit_starts_a_new_replica_before_the_old_one_stops(cluster: Cluster, path: str) -> None:
-    await serve(cluster, "edited", path, contextLength=1024)
+    await serve(cluster, "edited", path, contextLength=1024, parallel=1)
     before = await cluster.replicas("edited")
     observer = EndpointObserver(cluster, "edited")
     # On a host the address of the service stays the same; a new pod has a new address.

@@ -87,8 +87,8 @@ async def test_edit_without_room_for_both_pods_goes_on(cluster: Cluster, scarce:
 
 
 def gpu_service(cluster: Cluster, mode: str, **spec: Any) -> Obj:
-    """Return a service whose pods the queue or the scheduler places."""
-    return cluster.service("chat", "nvidia", scheduling={"mode": mode}, **spec)
+    """Return a service whose pods the queue or the scheduler places, for one request at a time."""
+    return cluster.service("chat", "nvidia", scheduling={"mode": mode}, parallel=1, **spec)
 
 
 def nvidia(count: int) -> Obj:
@@ -132,6 +132,6 @@ async def test_edit_of_replicas_that_keep_apart_goes_on(cluster: Cluster) -> Non
     await cluster.apply(weights, cluster.service("chat", "cpu", replicas=2, pod=apart))
     await cluster.ready("chat")
     async with never_interrupted(cluster, "chat"):
-        await cluster.edit("chat", contextLength=512)
+        await cluster.edit("chat", contextLength=512, parallel=1)
         await cluster.ready("chat")
     assert await has_context(cluster, 512)

@@ -286,7 +286,7 @@ async def test_up_of_previous_version_hands_over_to_agent(update: Update, tmp_pa
     assert update.engines == engines
     ours = {"hostName": host.name, "serviceName": "chat", "tokenSecret": "chat-token"}
     # A record leaves out what is as by default.
-    await bound_process.bind(**{"extraArgs": [], "contextLength": 4096, **record["spec"], **ours})
+    await bound_process.bind(**{"extraArgs": [], **record["spec"], **ours})
     await bound_process.ready()
     assert await bound_process.pid() == record["identity"]["pid"]
     assert update.engines == engines

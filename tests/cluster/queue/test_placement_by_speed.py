@@ -104,6 +104,7 @@ async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controll
     assert plan["services"][0]["notes"] == [
         "Model fresh is as its header says",
         "after the weights of Model fresh have been fetched",
+        "contextLength 4096: that of the model; parallel 4: so many whole contexts fit",
     ]
     # A service of a Model that the cluster knows: the controller then says the same speed of the same place.
     path.write_text(json.dumps({"apiVersion": API_VERSION, **service, "spec": {**spec, "modelRef": "tiny"}}))

@@ -81,6 +81,6 @@ async def test_path_of_a_link_is_served_under_the_name_of_the_link(
         (f"{tmp_path}/current/whole-Q8.gguf", "whole-q8", "whole-Q8.gguf"),
     ):
         manifests = Manifests()
-        await add_source(manifests, path, options)
+        await add_source(manifests, path, options, 1 << 30)
         (model,) = manifests.models.values()
         assert (model.metadata.name, model.spec.source) == (name, f"file://{snapshot}/{file}")

@@ -115,7 +115,7 @@ def test_estimate_is_of_what_deploy_runs() -> None:
         assert printed[name]["estimatedBytes"] > entry.layout.tensor_bytes
     # Four devices, of which each keeps a quarter of the weights and memory of its own.
     layout = load_catalog()["mistral-medium-3-5"].layout
-    needed = estimate_pod(Workload(layout, "vllm"), ServingOptions(), 4)
+    needed = estimate_pod(Workload(layout, "vllm"), ServingOptions(parallel=1), 4)
     assert needed
     assert needed.device_bytes_each
     assert printed["mistral-medium-3-5"]["estimatedBytes"] == 4 * needed.device_bytes_each

@@ -58,7 +58,7 @@ def test_null_does_not_satisfy_a_required_field() -> None:
 
 
 def test_all_violations_are_reported_with_their_fields() -> None:
-    violations = validation.problems(make_manifest(INFERENCE_SERVICES, replicas=-1, parallel=65))
+    violations = validation.problems(make_manifest(INFERENCE_SERVICES, replicas=-1, parallel=4097))
     assert [violation.path for violation in violations] == [("spec", "parallel"), ("spec", "replicas")]
 
 

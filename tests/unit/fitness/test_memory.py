@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from crds.serving import ServingOptions
+from crds.serving import ServingOptions, stated_options
 from crds.weights_header import Layers, Layout
 from fitness.memory import Workload, estimate, find_largest_context, way_out
-from runtimes.llama_estimate import _BLOCK_BYTES
-from runtimes.llama_server import CHECKPOINTS
+from runtimes.llama_estimate import _BLOCK_BYTES, count_checkpoints
+from runtimes.mlx_estimate import count_cache_entries
 
 MIB, GIB = 2**20, 2**30
 QWEN3_8B = Layout(
@@ -28,8 +28,9 @@ QWEN3_8B = Layout(
 
 
 def _parts(layout: Layout, **options: Any) -> dict[str, int]:
+    """Return the parts of the estimate by name: of one request at a time, unless `parallel` says otherwise."""
     runtime = options.pop("runtime", "llama.cpp")
-    estimated = estimate(Workload(layout, runtime), ServingOptions(**options))
+    estimated = estimate(Workload(layout, runtime), ServingOptions(**{"parallel": 1} | options))
     assert estimated
     return {name.removesuffix("_bytes"): size for name, size in estimated.parts._asdict().items()}
 
@@ -57,11 +58,18 @@ def test_estimate_of_a_known_model_matches_the_log_of_llama_cpp() -> None:
         ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, 306),
         ({"cache_type_k": "q8_0"}, 441),
         ({"cache_type_v": "q4_0"}, 369),
-        ({"parallel": 3, "context_length": 1000, "extra_args": ("-kvu",)}, 432),
-        ({"parallel": 3, "context_length": 1000, "extra_args": ("-kvu", "-no-kvu")}, 432),
-        ({"parallel": 3, "context_length": 1100, "extra_args": ("-kvu",)}, 468),
         ({"parallel": 3, "context_length": 1100}, 540),
         ({"runtime": "mlx-lm"}, 576),
+        # Requests at once share one context, as many tokens again or 8,192, whichever is less, and 256 of probes. In
+        # mlx-lm the caches of three of them grow by 256 tokens.
+        ({"parallel": None}, 2 * 576 + 36),
+        ({"parallel": None, "context_length": 32_768}, 36 * 161),
+        ({"parallel": None, "context_length": 1000}, 36 * 9),
+        ({"parallel": None, "mode": "embeddings"}, 576),
+        ({"parallel": None, "runtime": "mlx-lm"}, 2 * 576 + 3 * 36),
+        ({"parallel": None, "runtime": "omlx"}, 2 * 576 + 3 * 36),
+        ({"parallel": None, "runtime": "ollama"}, 576),
+        ({"parallel": None, "runtime": "llama-cpp-python"}, 576),
     ],
 )
 def test_the_cache_follows_type_slots_and_padding(settings: dict[str, object], cache_mib: int) -> None:
@@ -76,16 +84,57 @@ def test_sliding_window_bounds_the_cache_and_its_checkpoints_count() -> None:
     parts = _parts(layout, context_length=32_768, parallel=2)
     # Two slots, each with 1,024 tokens of window and a batch of 512.
     assert parts["cache"] == 2 * token_bytes * (5 * 1536 + 32_768)
-    assert parts["checkpoints"] == 2 * CHECKPOINTS * token_bytes * 5 * 1536
+    checkpoint = token_bytes * 5 * 1536
+    assert parts["checkpoints"] == 2 * 3 * checkpoint
     assert _parts(layout, context_length=32_768, extra_args=("--swa-full",))["checkpoints"] == 0
     assert _parts(layout, context_length=32_768, extra_args=("--swa-full",))["cache"] == token_bytes * 6 * 32_768
+    # Slots that share a cache have a window each.
+    shared = _parts(layout, context_length=32_768, parallel=None)
+    assert shared["cache"] == token_bytes * (5 * (4 * 1024 + 512) + 32_768 + 8192 + 256)
+    assert shared["checkpoints"] == 4 * 3 * checkpoint
 
 
 def test_a_recurrent_state_does_not_grow_with_the_context() -> None:
     layout = structs.replace(QWEN3_8B, layers=[Layers(count=48, state_bytes=MIB)])
     assert _parts(layout, context_length=512)["cache"] == _parts(layout, context_length=131_072)["cache"] == 48 * MIB
-    assert _parts(layout, parallel=4)["cache"] == 4 * 48 * MIB
-    assert _parts(layout)["checkpoints"] == CHECKPOINTS * 48 * MIB
+    assert _parts(layout, parallel=4)["cache"] == _parts(layout, parallel=None)["cache"] == 4 * 48 * MIB
+    assert _parts(layout)["checkpoints"] == 3 * 48 * MIB
+
+
+@pytest.mark.parametrize(
+    ("context_length", "prompt_cache", "checkpoints"),
+    [(4096, "0", 3), (65_536, "0", 3), (65_536, "864Mi", 9), (65_536, "8Gi", 11), (2_000_000, "900Gi", 32)],
+)
+def test_checkpoints_grow_with_the_context_within_half_of_the_prompt_cache(
+    context_length: int, prompt_cache: str, checkpoints: int
+) -> None:
+    """A checkpoint of 48 MiB for each 8,192 tokens, and three: so that a long loop of tools can be continued."""
+    layout = structs.replace(QWEN3_8B, layers=[Layers(count=48, state_bytes=MIB)])
+    options = ServingOptions(context_length=context_length, parallel=1, prompt_cache=prompt_cache)
+    estimated = estimate(Workload(layout), options)
+    assert estimated
+    assert estimated.parts.checkpoints_bytes == checkpoints * 48 * MIB
+    assert count_checkpoints(layout, options) == checkpoints
+    assert count_checkpoints(None, options) == 3
+
+
+def test_remembered_conversations_are_a_part_of_the_estimate() -> None:
+    assert _parts(QWEN3_8B, prompt_cache="2Gi")["prompts"] == 2 * GIB
+    estimated = estimate(Workload(QWEN3_8B), ServingOptions(prompt_cache="2Gi"))
+    assert estimated
+    assert "2.0 GiB remembered conversations" in estimated.text()
+    # mlx-lm keeps whole conversations: one for each stated slot in any case, and four at most if nothing is stated.
+    for prompt_cache, parallel, conversations in (("0", None, 1), ("0", 6, 6), ("64Gi", None, 4), ("64Gi", 6, 6)):
+        options = {"prompt_cache": prompt_cache, "parallel": parallel, "runtime": "mlx-lm"}
+        assert _parts(QWEN3_8B, **options)["prompts"] == conversations * 576 * MIB
+
+
+def test_windows_of_mlx_are_kept_for_each_request_that_shares() -> None:
+    near = Layers(count=5, key_elements=1024, value_elements=1024, window=1024)
+    layout = structs.replace(QWEN3_8B, layers=[near])
+    cache = _parts(layout, context_length=32_768, parallel=None, runtime="mlx-lm")["cache"]
+    # One request has a window and the part of its prompt that is computed; the other three have 8,192 tokens in all.
+    assert cache == 5 * 4096 * ((1024 + 2048) + (8192 + 3 * 256))
 
 
 @pytest.mark.parametrize("layers", [Layers(count=48, state_bytes=MIB), Layers(count=48, key_elements=576)])
@@ -118,7 +167,7 @@ def test_a_text_is_embedded_in_one_batch() -> None:
 
 
 def test_a_draft_counts_without_another_engine() -> None:
-    estimated = estimate(Workload(QWEN3_8B, draft=QWEN3_8B, further_bytes=7), ServingOptions())
+    estimated = estimate(Workload(QWEN3_8B, draft=QWEN3_8B, further_bytes=7), ServingOptions(parallel=1))
     assert estimated
     assert estimated.draft
     assert estimated.draft.engine_bytes == estimated.draft.further_bytes == 0
@@ -179,11 +228,12 @@ WORKLOADS = st.one_of(
 OPTIONS = st.builds(
     ServingOptions,
     context_length=st.integers(128, 2**21),
-    parallel=st.integers(1, 64),
+    parallel=st.none() | st.integers(1, 64),
+    prompt_cache=st.none() | st.integers(0, 2**36),
     mode=st.sampled_from(["chat", "embeddings"]),
     cache_type_k=st.sampled_from(sorted(_BLOCK_BYTES)),
     cache_type_v=st.sampled_from(sorted(_BLOCK_BYTES)),
-    extra_args=st.sampled_from([[], ["-kvu"], ["--swa-full"], ["-fa", "off"]]),
+    extra_args=st.sampled_from([[], ["--swa-full"], ["-fa", "off"]]),
 )
 
 
@@ -191,14 +241,47 @@ def _with_context(options: ServingOptions, tokens: int) -> ServingOptions:
     return structs.replace(options, context_length=tokens)
 
 
+def add(options: ServingOptions, context: int, slots: int) -> ServingOptions:
+    """Return the options with more context, and more slots if their number is stated."""
+    parallel = options.parallel + slots if options.parallel is not None else None
+    return structs.replace(options, context_length=options.context_tokens + context, parallel=parallel)
+
+
 @given(WORKLOADS, OPTIONS, st.integers(0, 2**20), st.integers(0, 8))
 def test_estimate_never_falls_with_more_context_slots_or_companions(
     workload: Workload, options: ServingOptions, context: int, slots: int
 ) -> None:
     assert workload.layout
-    more = structs.replace(options, context_length=options.context_length + context, parallel=options.parallel + slots)
     larger = workload._replace(further_bytes=workload.further_bytes + 1)
-    assert workload.layout.tensor_bytes <= _total(workload, options) < _total(larger, more)
+    assert workload.layout.tensor_bytes <= _total(workload, options) < _total(larger, add(options, context, slots))
+
+
+@given(WORKLOADS, OPTIONS, st.integers(0, 2**30))
+def test_estimate_grows_by_what_is_remembered_and_its_checkpoints(
+    workload: Workload, options: ServingOptions, added: int
+) -> None:
+    more = structs.replace(options, prompt_cache=options.prompt_cache_bytes + added)
+    drafts = 1 if workload.draft is None else 2
+    assert 0 <= _total(workload, more) - _total(workload, options) <= drafts * (added + added // 2 + 1)
+
+
+@given(LAYOUTS, OPTIONS)
+def test_checkpoints_that_are_kept_are_within_the_estimate(layout: Layout, options: ServingOptions) -> None:
+    chat = structs.replace(options, mode="chat")
+    least = _parts(layout, **stated_options(structs.replace(chat, prompt_cache=None)))["checkpoints"] // 3
+    kept = count_checkpoints(layout, chat)
+    assert 3 <= kept <= 32
+    assert kept * least <= _parts(layout, **stated_options(chat))["checkpoints"]
+
+
+@given(HEADS, OPTIONS)
+def test_conversations_that_mlx_keeps_are_within_the_estimate(layout: Layout, options: ServingOptions) -> None:
+    stated = stated_options(options) | {"runtime": "mlx-lm"}
+    one = _parts(layout, **stated | {"parallel": 1, "prompt_cache": None})["prompts"]
+    entries = count_cache_entries(layout, options)
+    conversations = (entries - 2) // 2 if any(layers.window for layers in layout.layers) else entries
+    assert conversations * one <= _parts(layout, **stated)["prompts"]
+    assert (options.parallel or 1) <= conversations <= max(4, options.parallel or 1)
 
 
 @given(WORKLOADS, OPTIONS, st.floats(0, 1))
@@ -208,11 +291,11 @@ def test_the_largest_context_fits_and_the_next_does_not(
     limit = int(_total(workload, options) * share)
     context = find_largest_context(workload, options, limit)
     if context is None:
-        assert options.context_length <= 512 or _total(workload, _with_context(options, 512)) > limit
+        assert options.context_tokens <= 512 or _total(workload, _with_context(options, 512)) > limit
         return
-    assert context < options.context_length
+    assert context < options.context_tokens
     assert _total(workload, _with_context(options, context)) <= limit
-    if context + 256 < options.context_length:
+    if context + 256 < options.context_tokens:
         assert _total(workload, _with_context(options, context + 256)) > limit
 
 
@@ -225,7 +308,8 @@ def test_the_largest_context_fits_and_the_next_does_not(
     ],
 )
 def test_way_out_names_a_context_or_quantization_that_fits(limit_bytes: int, expected: str) -> None:
-    assert re.fullmatch(expected, way_out(Workload(QWEN3_8B), ServingOptions(context_length=32_768), limit_bytes))
+    options = ServingOptions(context_length=32_768, parallel=1)
+    assert re.fullmatch(expected, way_out(Workload(QWEN3_8B), options, limit_bytes))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +321,11 @@ def test_way_out_names_a_context_or_quantization_that_fits(limit_bytes: int, exp
             "a quantization with weights of at most 95% of the size and a parallel of 1 would fit",
         ),
         (ServingOptions(context_length=4096, parallel=64), 0.2, "a contextLength of 512 and a parallel of 1 would fit"),
-        (ServingOptions(context_length=300), 0.999, "a quantization with weights of at most 99% of the size would fit"),
+        (
+            ServingOptions(context_length=300, parallel=1),
+            0.999,
+            "a quantization with weights of at most 99% of the size would fit",
+        ),
     ],
 )
 def test_way_out_names_all_needed_changes(options: ServingOptions, share: float, expected: str) -> None:

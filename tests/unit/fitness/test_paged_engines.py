@@ -51,7 +51,8 @@ RTX_3090, A6000 = 24_576 * MIB, 49_140 * MIB
 
 
 def _pod(layout: Layout, devices: int = 1, runtime: str = "vllm", **options: Any) -> PodMemory:
-    memory = estimate_pod(Workload(layout, runtime), ServingOptions(**options), devices)
+    """Return the memory of a replica that serves one request at a time, unless `parallel` says otherwise."""
+    memory = estimate_pod(Workload(layout, runtime), ServingOptions(**{"parallel": 1} | options), devices)
     assert memory
     return memory
 
@@ -120,7 +121,7 @@ def test_all_but_the_cache_is_that_of_published_logs(
 def test_the_longest_context_is_near_to_what_is_published(
     layout: Layout, devices: int, device_bytes: int, percent: int, published: int
 ) -> None:
-    options = ServingOptions(context_length=2**20, extra_args=[f"--gpu-memory-utilization=0.{percent}"])
+    options = ServingOptions(context_length=2**20, parallel=1, extra_args=[f"--gpu-memory-utilization=0.{percent}"])
     context = find_largest_context(Workload(layout, "vllm"), options, device_bytes, devices)
     assert context == pytest.approx(published, rel=0.2)
 
@@ -163,12 +164,43 @@ def test_arguments_that_change_batch_and_blocks_count() -> None:
     assert _device(LLAMA3_8B, extra_args=["--enforce-eager"])["compute"] < _device(LLAMA3_8B)["compute"]
 
 
-def test_cache_has_whole_blocks_for_every_request() -> None:
+def test_cache_has_whole_blocks() -> None:
     token = 32 * 2 * 8 * 128 * 2
     assert _device(LLAMA3_8B, context_length=8192)["cache"] == 8192 * token
     assert _device(LLAMA3_8B, context_length=8193)["cache"] == 8208 * token
-    assert _device(LLAMA3_8B, context_length=8192, parallel=3)["cache"] == 3 * 8192 * token
     assert _device(LLAMA3_8B, 4, context_length=8192)["cache"] == 8192 * token // 4
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "sglang", "tgi"])
+@pytest.mark.parametrize("devices", [0, 1])
+def test_parallel_is_a_limit_that_reserves_no_further_context(runtime: str, devices: int) -> None:
+    one, many, unset = (
+        _pod(LLAMA3_8B, devices, runtime, context_length=32_768, parallel=parallel) for parallel in (1, 64, None)
+    )
+    for pod in (many, unset):
+        cache, cache_of_one = ((each.device or each.container).parts.cache_bytes for each in (pod, one))
+        assert cache == cache_of_one
+    needs = [pod.device_bytes_each or pod.container_bytes for pod in (one, many, unset)]
+    assert needs == sorted(needs)
+    assert needs[-1] < needs[0] + 10 * GIB, "less than two further contexts"
+
+
+@pytest.mark.parametrize(("runtime", "sequences"), [("vllm", 256), ("sglang", 48), ("tgi", 128)])
+def test_unset_parallel_counts_the_buffers_of_the_own_choice_of_the_engine(runtime: str, sequences: int) -> None:
+    assert _device(LLAMA3_8B, runtime=runtime, parallel=None) == _device(LLAMA3_8B, runtime=runtime, parallel=sequences)
+    # On a processor it is 128.
+    own, stated = (_pod(LLAMA3_8B, 0, runtime, parallel=parallel) for parallel in (None, 128))
+    assert own == stated
+
+
+def test_vllm_draws_the_tokens_of_more_requests_at_once_on_larger_devices() -> None:
+    # 10 float32 copies of the logits, and graphs for 1, 2, 4, 8 and so on to 256, and by 16 to 512.
+    logits, graphs = 10 * 128_256 * 4, (3 + 32 + 16) * 32 * MIB
+    assert _device(LLAMA3_8B, parallel=None)["compute"] == 256 * logits + graphs
+    wide = structs.replace(LLAMA3_8B, tensor_bytes=62 * GIB)
+    assert _device(wide, parallel=None)["compute"] == 1024 * logits + graphs
+    eager = _device(wide, parallel=None, extra_args=["--enforce-eager"])
+    assert eager["compute"] == 1024 * logits
 
 
 def test_heads_fewer_than_devices_are_repeated() -> None:
@@ -288,6 +320,14 @@ def test_recurrent_states_are_padded_to_blocks_of_the_cache(
     assert 1 <= _device(layout, context_length=context)["cache"] / published < 1.03, source
 
 
+def test_each_request_at_once_has_recurrent_states() -> None:
+    layout = _hybrid(4, 16, 48)
+    one, four, unset = (_device(layout, context_length=8192, parallel=parallel)["cache"] for parallel in (1, 4, None))
+    states = 48 * 2 * 784 * 4096
+    assert four - one == pytest.approx(3 * states, rel=0.03)
+    assert unset - one > 255 * states
+
+
 def test_devices_share_recurrent_states() -> None:
     layout = _hybrid(4, 16, 48)
     assert 0.5 <= _device(layout, 2)["cache"] / _device(layout)["cache"] < 0.52
@@ -340,7 +380,8 @@ def test_devices_that_do_not_divide_the_heads_are_refused() -> None:
 def test_way_out_on_devices_names_a_context_or_a_number_of_devices(
     options: dict[str, Any], limit_bytes: int, expected: str
 ) -> None:
-    assert way_out(Workload(LLAMA3_8B, "vllm"), ServingOptions(**options), limit_bytes, devices=1) == expected
+    stated = ServingOptions(parallel=1, **options)
+    assert way_out(Workload(LLAMA3_8B, "vllm"), stated, limit_bytes, devices=1) == expected
 
 
 def test_way_out_on_devices_names_a_quantization_that_fits_into_the_share_of_the_device() -> None:
@@ -349,7 +390,7 @@ def test_way_out_on_devices_names_a_quantization_that_fits_into_the_share_of_the
     limit_bytes = 10 * GIB
     match = re.fullmatch(
         r"a quantization with weights of at most (\d+)% of the size would fit",
-        way_out(Workload(layout, "vllm"), ServingOptions(context_length=512), limit_bytes, devices=1),
+        way_out(Workload(layout, "vllm"), ServingOptions(context_length=512, parallel=1), limit_bytes, devices=1),
     )
     assert match
     for percent, fits in ((int(match[1]), True), (int(match[1]) + 2, False)):

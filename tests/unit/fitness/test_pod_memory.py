@@ -12,7 +12,7 @@ from crds.weights_header import Layers, Layout
 from fitness.memory import PodMemory, Workload, estimate, estimate_pod, find_largest_context, way_out
 from runtimes.engine_estimate import EngineMemory
 from runtimes.registry import RUNTIMES
-from tests.unit.fitness.test_memory import LAYOUTS, OPTIONS, QWEN3_8B
+from tests.unit.fitness.test_memory import LAYOUTS, OPTIONS, QWEN3_8B, add
 
 GIB = 2**30
 ON_DEVICES = sorted(name for name, runtime in RUNTIMES.items() if runtime.pod and name != "generic")
@@ -60,7 +60,7 @@ def _each(workload: Workload, options: ServingOptions, devices: int) -> int:
 def test_device_memory_never_falls_with_context_requests_or_companions(
     workload: Workload, options: ServingOptions, devices: int, context: int, slots: int
 ) -> None:
-    more = structs.replace(options, context_length=options.context_length + context, parallel=options.parallel + slots)
+    more = add(options, context, slots)
     larger = workload._replace(further_bytes=workload.further_bytes + 1)
     assert _each(workload, options, devices) <= _each(larger, more, devices)
     assert _pod(workload, options, devices).container_bytes <= _pod(larger, more, devices).container_bytes
@@ -75,7 +75,7 @@ def test_memory_of_latents_and_states_never_falls_with_context_or_requests(
         Layers(count=7, key_elements=512, value_elements=512),
         *(Layers(count=layer.count, state_bytes=state_bytes) for layer in known.layers),
     ]
-    more = structs.replace(options, context_length=options.context_length + context, parallel=options.parallel + 1)
+    more = add(options, context, slots=1)
     for layers in (latent, recurrent):
         workload = Workload(structs.replace(known, layers=layers), "vllm")
         assert workload.layout
@@ -112,10 +112,10 @@ def test_the_largest_context_on_devices_fits_and_the_next_does_not(
     context = find_largest_context(workload, options, limit, devices)
     shortest = structs.replace(options, context_length=512)
     if context is None:
-        assert options.context_length <= 512 or _each(workload, shortest, devices) > limit
+        assert options.context_tokens <= 512 or _each(workload, shortest, devices) > limit
         return
     assert _each(workload, structs.replace(options, context_length=context), devices) <= limit
-    if context + 256 < options.context_length:
+    if context + 256 < options.context_tokens:
         assert _each(workload, structs.replace(options, context_length=context + 256), devices) > limit
 
 
@@ -146,7 +146,7 @@ def test_a_container_of_llama_cpp_asks_for_the_embeddings_only() -> None:
 
 
 def test_llama_cpp_splits_by_layers_and_one_device_has_the_output() -> None:
-    memory = _pod(Workload(QWEN3_8B), ServingOptions(), 4)
+    memory = _pod(Workload(QWEN3_8B), ServingOptions(parallel=1), 4)
     assert memory.device
     assert memory.device.parts.weights_bytes == QWEN3_8B.tensor_bytes // 4 + 151_936 * 4096 * 2
     assert memory.device.parts.cache_bytes == 576 * 2**20 // 4
@@ -154,8 +154,17 @@ def test_llama_cpp_splits_by_layers_and_one_device_has_the_output() -> None:
     assert alone.device == _pod(Workload(QWEN3_8B), ServingOptions(), 1).device
 
 
+def test_remembered_conversations_and_checkpoints_are_in_the_container_beside_devices() -> None:
+    layout = structs.replace(QWEN3_8B, layers=[*QWEN3_8B.layers, Layers(count=30, state_bytes=2**20)])
+    plain, remembering = (_pod(Workload(layout), ServingOptions(prompt_cache=size), 1) for size in (None, "2Gi"))
+    assert remembering.device == plain.device
+    assert plain.container.parts.checkpoints_bytes == 3 * 4 * 30 * 2**20
+    assert remembering.container.parts.prompts_bytes == 2 * GIB
+    assert remembering.container.parts.checkpoints_bytes == 4 * 4 * 30 * 2**20
+
+
 def test_layers_that_stay_off_the_device_are_in_the_container() -> None:
-    memory = _pod(Workload(QWEN3_8B), ServingOptions(extra_args=["-ngl", "20"]), 1)
+    memory = _pod(Workload(QWEN3_8B), ServingOptions(parallel=1, extra_args=["-ngl", "20"]), 1)
     assert memory.container.parts.weights_bytes == QWEN3_8B.tensor_bytes
     assert memory.container.parts.cache_bytes == 576 * 2**20
 
@@ -272,7 +281,7 @@ def test_stated_memory_counts_for_the_one_device_that_is_used() -> None:
 def test_stated_memory_that_does_not_fit_is_answered_with_what_would(
     workload: Workload, context: int, limit_gib: float, says: str
 ) -> None:
-    advice = way_out(workload, ServingOptions(context_length=context), int(limit_gib * GIB), 2)
+    advice = way_out(workload, ServingOptions(context_length=context, parallel=1), int(limit_gib * GIB), 2)
     assert advice.startswith(says)
 
 

@@ -183,6 +183,9 @@ def test_ollama_runs_on_hosts_and_in_pods() -> None:
 def test_settings_that_only_the_owner_of_ollama_decides_are_refused() -> None:
     asked = RuntimeDemand(format="gguf", accelerator="metal", in_pods=False)
     assert "parallel" in (refuse_demand(RUNTIMES["ollama"], asked._replace(options=ServingOptions(parallel=4))) or "")
+    remembering = asked._replace(options=ServingOptions(prompt_cache="1Gi"))
+    assert "cannot do promptCache on a host" in (refuse_demand(RUNTIMES["ollama"], remembering) or "")
+    assert refuse_demand(RUNTIMES["ollama"], asked._replace(options=ServingOptions(prompt_cache=0))) is None
     assert "takes none" in (
         refuse_demand(RUNTIMES["ollama"], asked._replace(options=ServingOptions(extra_args=["--temp", "1"]))) or ""
     )

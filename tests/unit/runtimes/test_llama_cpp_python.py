@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from crds.serving import Mode
+from devices import libsystem
 from runtimes import llama_cpp_launcher, llama_cpp_python
 from runtimes.probe import ProbeResult, generate_token
 from runtimes.registry import RUNTIMES
@@ -129,9 +130,17 @@ async def test_launcher_adds_the_key_to_the_arguments_inside_and_lets_no_web_pag
     assert passed == [("scope", "receive", "send")]
 
 
-def test_weights_are_read_into_memory_on_a_mac() -> None:
-    assert "--use_mmap" in FLAGS
-    assert llama_cpp_python.build_environment({}, "darwin") == {"USE_MMAP": "false"}
+@pytest.mark.parametrize(
+    ("name", "threads"),
+    [("Performance", {"N_THREADS": "12"}), ("Super", {}), (None, {})],
+)
+def test_weights_are_read_into_memory_on_a_mac_and_performance_cores_have_a_thread_each(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, threads: dict[str, str]
+) -> None:
+    monkeypatch.setattr(libsystem, "sysctl_text", {"hw.perflevel0.name": name}.get)
+    monkeypatch.setattr(libsystem, "sysctl_int", {"hw.perflevel0.physicalcpu": 12}.get)
+    assert {"--use_mmap", "--n_threads"} <= FLAGS
+    assert llama_cpp_python.build_environment({}, "darwin") == {"USE_MMAP": "false"} | threads
 
 
 def test_cache_types_have_ggmls_numbers() -> None:

@@ -2,15 +2,20 @@
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import xllamacpp
+from msgspec import structs
 
 from crds.serving import CacheType, Mode, ServingOptions
+from crds.size import MIB
+from crds.weights_header import Layers, Layout
 from runtimes import llama_launcher, llama_server
 from runtimes.serving import CompanionFile, Listen, Serving
+from tests.unit.fitness.test_memory import QWEN3_8B
 
 COMPANIONS = {
     "draft": [CompanionFile("draft", "/weights/draft.gguf")],
@@ -25,12 +30,13 @@ def render(
     *,
     on_device: bool = False,
     api_key_file: str | None = None,
+    layout: Layout | None = None,
     **options: Any,
 ) -> list[str]:
     """Return the arguments of a service with the companions of these names and four slots, each with 4096 tokens."""
     files = [file for name in companions for file in COMPANIONS[name]]
-    stated = ServingOptions(context_length=4096, parallel=4, **options)
-    serving = Serving("chat", "/weights/m.gguf", stated, files, draft_max_tokens=5, on_device=on_device)
+    stated = ServingOptions(**{"context_length": 4096, "parallel": 4} | options)
+    serving = Serving("chat", "/weights/m.gguf", stated, files, draft_max_tokens=5, layout=layout, on_device=on_device)
     return llama_server.render_arguments(serving, Listen("0.0.0.0", 8080, api_key_file))
 
 
@@ -38,6 +44,25 @@ def test_context_length_is_multiplied_by_parallel() -> None:
     rendered = " ".join(render())
     assert "-c 16384 -np 4" in rendered
     assert "-m /weights/m.gguf --host 0.0.0.0 --port 8080 -a chat" in rendered
+
+
+@pytest.mark.parametrize(("context_length", "cells"), [(4096, 8448), (8192, 16_640), (32_768, 41_216)])
+def test_slots_share_one_context_and_some_more_if_parallel_is_unset(context_length: int, cells: int) -> None:
+    parameters = llama_launcher.parse(render(parallel=None, context_length=context_length))
+    assert (parameters.n_ctx, parameters.n_parallel, parameters.kv_unified) == (cells, 4, True)
+    assert not llama_launcher.parse(render()).kv_unified
+    alone = llama_launcher.parse(render(parallel=None, mode="embeddings"))
+    assert (alone.n_ctx, alone.n_parallel, alone.kv_unified) == (4096, 1, False)
+
+
+def test_prompt_cache_and_checkpoints_take_what_is_stated() -> None:
+    layout = structs.replace(QWEN3_8B, layers=[*QWEN3_8B.layers, Layers(count=36, state_bytes=MIB)])
+    options: dict[str, Any] = {"layout": layout, "context_length": 32_768, "parallel": None}
+    remembering = llama_launcher.parse(render(prompt_cache="8Gi", **options))
+    assert (remembering.cache_ram_mib, remembering.n_ctx_checkpoints) == (8192, 7)
+    # A checkpoint of each of four slots takes 144 MiB, and all of them at most half of the prompt cache.
+    less = llama_launcher.parse(render(prompt_cache="1200Mi", **options))
+    assert (less.cache_ram_mib, less.n_ctx_checkpoints) == (1200, 4)
 
 
 def test_unset_settings_render_no_arguments() -> None:
@@ -49,6 +74,15 @@ def test_extra_arguments_come_last_and_win() -> None:
     rendered = render(extra_args=["-c", "512", "-t", "1"])
     assert rendered[-4:] == ["-c", "512", "-t", "1"]
     assert llama_launcher.parse(rendered).n_ctx == 512
+
+
+def test_threads_are_those_of_the_pod_unless_the_user_states_others() -> None:
+    serving, listen = Serving("chat", "/weights/m.gguf", ServingOptions(), threads=3), Listen("127.0.0.1", 8080)
+    parameters = llama_launcher.parse(llama_server.render_arguments(serving, listen))
+    assert parameters.cpuparams.n_threads == 3
+    stated = replace(serving, options=ServingOptions(extra_args=["-t", "1"]))
+    assert llama_launcher.parse(llama_server.render_arguments(stated, listen)).cpuparams.n_threads == 1
+    assert "-t" not in render(), "a host's own choice is its performance cores"
 
 
 @pytest.mark.parametrize("mode", get_args(Mode))
@@ -72,7 +106,7 @@ def test_launcher_accepts_every_rendered_argument(
     assert (parameters.endpoint_metrics, parameters.ui, parameters.offline) == (True, False, True)
     assert not parameters.endpoint_slots
     assert (parameters.fit_params, parameters.cache_ram_mib) == (False, 0)
-    assert parameters.n_ctx_checkpoints == llama_server.CHECKPOINTS
+    assert parameters.n_ctx_checkpoints == 3
     check_mode(parameters, mode)
     check_companions(parameters, companions, on_device=on_device)
 

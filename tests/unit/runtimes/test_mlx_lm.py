@@ -6,22 +6,59 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from crds.serving import ServingOptions
+from crds.weights_header import Layers, Layout
 from runtimes import mlx_launcher, mlx_lm
 from runtimes.serving import CompanionFile, Listen, Serving
+from tests.unit.fitness.test_memory import QWEN3_8B
 
 
-def render(*companions: CompanionFile, draft_max_tokens: int | None = None, **options: Any) -> str:
+def render(
+    *companions: CompanionFile, draft_max_tokens: int | None = None, layout: Layout | None = None, **options: Any
+) -> str:
     stated = ServingOptions(**({"context_length": 4096, "parallel": 4} | options))
-    serving = Serving("chat", "/weights/m", stated, companions, draft_max_tokens=draft_max_tokens)
+    serving = Serving("chat", "/weights/m", stated, companions, draft_max_tokens=draft_max_tokens, layout=layout)
     return " ".join(mlx_lm.render_arguments(serving, Listen("127.0.0.1", 0)))
 
 
 def test_arguments_that_decide_memory_are_always_rendered() -> None:
     rendered = render()
     assert rendered.startswith("--model /weights/m --host 127.0.0.1 --port 0")
-    assert "--decode-concurrency 4 --prompt-concurrency 4 --max-tokens 4096 --prompt-cache-size 4" in rendered
+    assert "--decode-concurrency 4 --prompt-concurrency 2 --max-tokens 4096 --prompt-cache-size 4" in rendered
+    one = "--decode-concurrency 1 --prompt-concurrency 1 --max-tokens 4096 --prompt-cache-size 1"
+    assert one in render(parallel=1)
+    # Four requests at once share one context and some more.
+    assert "--decode-concurrency 4 --prompt-concurrency 2 " in render(parallel=None)
+
+
+NEAR = Layers(count=30, key_elements=1024, value_elements=1024, window=1024)
+
+
+@pytest.mark.parametrize(
+    ("layout", "prompt_cache", "parallel", "entries"),
+    [
+        (None, None, None, 1),
+        (None, "64Gi", 6, 6),
+        (QWEN3_8B, None, None, 1),
+        (QWEN3_8B, None, 6, 6),
+        # A conversation takes 576 MiB, and at most four are remembered.
+        (QWEN3_8B, "1151Mi", None, 1),
+        (QWEN3_8B, "1152Mi", None, 2),
+        (QWEN3_8B, "64Gi", 2, 4),
+        # A window cannot go back, so a conversation has two entries and takes 2.3 times as much; there are two more.
+        (structs.replace(QWEN3_8B, layers=[NEAR]), None, None, 4),
+        (structs.replace(QWEN3_8B, layers=[NEAR]), "64Gi", None, 10),
+        (structs.replace(QWEN3_8B, layers=[*QWEN3_8B.layers, NEAR]), "4306Mi", None, 6),
+        (structs.replace(QWEN3_8B, layers=[Layers(count=48, state_bytes=1)]), "64Gi", None, 10),
+    ],
+)
+def test_entries_are_the_conversations_that_the_prompt_cache_holds(
+    layout: Layout | None, prompt_cache: str | None, parallel: int | None, entries: int
+) -> None:
+    rendered = render(layout=layout, prompt_cache=prompt_cache, parallel=parallel)
+    assert f"--prompt-cache-size {entries} " in rendered
 
 
 def test_prompts_are_not_logged_and_the_users_arguments_come_last() -> None:

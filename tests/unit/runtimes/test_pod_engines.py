@@ -28,7 +28,13 @@ def pod_of(runtime: Runtime) -> EnginePod:
 
 
 def rendered(
-    engine: str, vendor: str, *, mode: Mode = "chat", devices: int = 0, extra: Sequence[str] = (), parallel: int = 4
+    engine: str,
+    vendor: str,
+    *,
+    mode: Mode = "chat",
+    devices: int = 0,
+    extra: Sequence[str] = (),
+    parallel: int | None = 4,
 ) -> list[str]:
     options = ServingOptions(context_length=8192, parallel=parallel, mode=mode, extra_args=[*extra])
     serving = Serving("chat", PATH, options)
@@ -37,11 +43,15 @@ def rendered(
 
 
 def all_rendered(engine: str) -> list[list[str]]:
-    """Return the arguments for every vendor with an image, every mode, and one and eight devices."""
+    """Return the arguments for every vendor with an image and every mode, on one and eight devices, with and without a
+    limit of requests.
+    """
     runtime = ENGINES[engine]
     return [
-        rendered(engine, vendor, mode=mode, devices=devices if VENDORS[vendor].resource else 0)
-        for vendor, mode, devices in itertools.product(pod_of(runtime).images, sorted(runtime.modes), (1, 8))
+        rendered(engine, vendor, mode=mode, devices=devices if VENDORS[vendor].resource else 0, parallel=parallel)
+        for vendor, mode, devices, parallel in itertools.product(
+            pod_of(runtime).images, sorted(runtime.modes), (1, 8), (None, 4)
+        )
     ]
 
 
@@ -148,16 +158,26 @@ def test_sglang_shows_its_metrics_and_divides_the_model_among_devices() -> None:
     assert argv[-2:] == ["--tensor-parallel-size", "4"]
 
 
-def test_a_batch_of_tgi_holds_all_parallel_requests_and_a_prefill_the_longest_prompt() -> None:
+@pytest.mark.parametrize(
+    ("engine", "limit"),
+    [("vllm", "--max-num-seqs"), ("sglang", "--max-running-requests"), ("tgi", "--max-batch-size")],
+)
+def test_unset_parallel_leaves_the_limit_to_the_engine(engine: str, limit: str) -> None:
+    assert limit in rendered(engine, "nvidia", devices=1)
+    assert limit not in rendered(engine, "nvidia", devices=1, parallel=None)
+    # vLLM warms up for each number of requests on Gaudi, for hours.
+    if engine == "vllm":
+        argv = rendered(engine, "intel-gaudi", devices=1, parallel=None)
+        assert argv[argv.index(limit) + 1] == "128"
+
+
+def test_prefill_of_tgi_takes_the_longest_prompt() -> None:
     argv = rendered("tgi", "nvidia", devices=2)
     values = dict(zip(argv[::2], argv[1::2], strict=True))
     assert int(values["--max-input-tokens"]) < int(values["--max-total-tokens"]) == 8192
     assert int(values["--max-input-tokens"]) <= int(values["--max-batch-prefill-tokens"])
-    assert int(values["--max-batch-total-tokens"]) == 4 * 8192
+    assert values["--max-batch-size"] == "4"
     assert (values["--num-shard"], values["--usage-stats"]) == ("2", "off")
-    one = dict(zip(*(iter(rendered("tgi", "nvidia", parallel=1)),) * 2, strict=True))
-    # The launcher refuses a prefill that is larger than the batch.
-    assert int(one["--max-batch-prefill-tokens"]) <= int(one["--max-batch-total-tokens"])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -169,6 +189,16 @@ def test_no_engine_downloads_and_all_write_to_the_volume_of_the_pod(engine: str)
     # They are not valid, or show a pod the devices of others.
     assert not {"HIP_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(variables)
     assert "VLLM_NO_USAGE_STATS" in variables or engine != "vllm"
+
+
+@pytest.mark.parametrize(("threads", "of_model"), [(8, "7"), (1, "1")])
+def test_vllm_on_the_processor_has_the_threads_of_its_pod_with_one_for_its_scheduler(
+    threads: int, of_model: str
+) -> None:
+    serving, listen = Serving("chat", PATH, ServingOptions(), threads=threads), Listen("127.0.0.1", 8080)
+    variables = vllm.build_environment(PodServing(serving, listen, VENDORS["cpu"]))
+    assert (variables["OMP_NUM_THREADS"], variables["VLLM_CPU_OMP_THREADS_BIND"]) == (of_model, "nobind")
+    assert "OMP_NUM_THREADS" not in vllm.build_environment(PodServing(serving, listen, VENDORS["nvidia"], 1))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -240,6 +270,7 @@ def test_frozen_engine_warns() -> None:
         ("tgi", {"options": ServingOptions(extra_args=["--dtype", "--speculate", "2"])}, "--dtype in extraArgs has no"),
         ("vllm", {"options": ServingOptions(extra_args=["7"])}, "extraArgs has 7 without an option: remove 7"),
         ("vllm", {"options": ServingOptions(chat_template="{{ messages }}")}, "cannot do chatTemplate"),
+        ("vllm", {"options": ServingOptions(prompt_cache="1Gi")}, "cannot do promptCache: remove it"),
     ],
 )
 def test_what_an_engine_cannot_serve_is_refused(engine: str, change: dict[str, Any], says: str) -> None:

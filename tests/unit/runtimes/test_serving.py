@@ -132,6 +132,7 @@ def test_header_that_rules_a_demand_out_is_refused_with_the_way_out(
         ("mlx-lm", {"format": "gguf"}, "cannot serve a GGUF file: set runtime to llama.cpp, or give the Model a folde"),
         ("mlx-lm", {"in_pods": True, "accelerator": "cpu"}, "does not run in pods, where accelerator cpu is: set hard"),
         ("mlx-lm", {"mode": "embeddings"}, "has no mode embeddings: use chat, or llama.cpp"),
+        ("mlx-lm", {"parallel": 65}, "at most 64 requests at once, each with a whole context: lower parallel of 65"),
         ("mlx-lm", {"projector": True}, "cannot do projectorModelRef: remove it"),
         ("mlx-lm", {"cache_type_v": "q5_1"}, "has no cacheTypeV q5_1: use f16, q4_0, q8_0"),
         ("mlx-lm", {"cache_type_v": "q8_0"}, "cacheTypeK f16 and cacheTypeV q8_0 differ"),

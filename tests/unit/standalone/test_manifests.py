@@ -41,7 +41,9 @@ def test_examples_are_read_with_defaults() -> None:
     wanted = load_manifests([CHECKOUT / "examples"])
     assert set(wanted.models) == {ObjectKey("default", "tiny")}
     assert set(wanted.services) == {ObjectKey("default", "tiny-host"), ObjectKey("default", "tiny-pod")}
-    assert wanted.services[ObjectKey("default", "tiny-pod")].spec.context_length == 4096
+    spec = wanted.services[ObjectKey("default", "tiny-pod")].spec
+    assert (spec.mode, spec.cache_type_k, spec.replicas) == ("chat", "f16", 1)
+    assert (spec.context_length, spec.parallel, spec.prompt_cache) == (None, None, None)
     assert wanted.skipped == []
 
 
@@ -67,7 +69,7 @@ def test_null_in_metadata_is_absent(tmp_path: Path) -> None:
 
 
 def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
-    text = f"{MODEL}  sha256: short\n---\n{SERVICE}  parallel: 65\n  contextlength: 9\n"
+    text = f"{MODEL}  sha256: short\n---\n{SERVICE}  parallel: 4097\n  contextlength: 9\n"
     assert problems(tmp_path, text) == [
         (
             ':7: document 1, Model tiny: spec.sha256: Invalid value: "short": spec.sha256 in body should match '
@@ -75,8 +77,8 @@ def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
         ),
         ":16: document 2, InferenceService chat: spec.contextlength: unknown field; did you mean contextLength?",
         (
-            ":15: document 2, InferenceService chat: spec.parallel: Invalid value: 65: spec.parallel in body should be "
-            "less than or equal to 64"
+            ":15: document 2, InferenceService chat: spec.parallel: Invalid value: 4097: spec.parallel in body should "
+            "be less than or equal to 4096"
         ),
     ]
 

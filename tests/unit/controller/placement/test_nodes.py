@@ -1,12 +1,18 @@
-"""The devices and memory of nodes, by indexes of the few sizes that exist."""
+"""The devices, memory and CPU of nodes, by indexes of the few sizes that exist."""
 
 from typing import Any
 
 import pytest
 
-from controller.placement.nodes import declare_nodes, find_device_sizes, find_largest_memory
+from controller.placement.nodes import (
+    declare_nodes,
+    find_device_sizes,
+    find_largest_memory,
+    list_node_sizes,
+)
 from crds.size import MIB
 from devices.vendor_file import parse_vendors
+from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import NODES
 from kube.store import Store
@@ -87,6 +93,31 @@ def test_only_what_a_pod_selects_and_asks_for_is_kept_of_a_node() -> None:
     assert kept["metadata"]["labels"] == GPU | {"kubernetes.io/arch": "a"}
     assert kept["spec"] == {"unschedulable": True, "taints": [{"key": "a", "effect": "NoSchedule"}]}
     assert kept["status"] == {"allocatable": {"nvidia.com/gpu": "1"}, "conditions": []}
+
+
+def test_sizes_are_those_of_nodes_with_the_devices_and_the_wanted_labels() -> None:
+    store = nodes(
+        node("a", GPU | {"zone": "x"}, nvidia_com__gpu=1, memory="7900Mi", cpu="7910m"),
+        node("b", LARGE | {"zone": "y"}, nvidia_com__gpu=8, memory="64Gi", cpu=96),
+        node("c", {"zone": "y"}, nvidia_com__gpu=8, memory="64Gi"),
+        node("d", {"zone": "y"}, memory="32Gi", cpu=4),
+    )
+
+    def list_sizes(accelerator: str, zone: str | None = None) -> set[tuple[int | None, int, int]]:
+        def admits(candidate: Obj) -> bool:
+            return zone is None or candidate["metadata"]["labels"]["zone"] == zone
+
+        sizes = list_node_sizes(store, accelerator, VENDORS[accelerator], admits)
+        return {
+            (size.device_bytes and size.device_bytes // MIB, size.memory_bytes >> 30, size.millicores) for size in sizes
+        }
+
+    # Each device has an equal part of the node.
+    assert list_sizes("nvidia") == {(23034, 7, 7910), (81559, 8, 12_000), (None, 8, 0)}
+    assert list_sizes("nvidia", "y") == {(81559, 8, 12_000), (None, 8, 0)}
+    assert list_sizes("nvidia", "z") == list_sizes("amd") == set()
+    assert list_sizes("cpu") == {(None, 7, 7910), (None, 64, 96_000), (None, 64, 0), (None, 32, 4000)}
+    assert list_sizes("cpu", "x") == {(None, 7, 7910)}
 
 
 def test_largest_memory_is_that_of_one_node() -> None:

@@ -131,7 +131,7 @@ def test_edit_that_chooses_nothing_anew_or_repairs_is_never_refused(before: Obj,
 
 def test_edit_of_a_service_that_fits_into_one_that_does_not_is_refused() -> None:
     def find(judged: InferenceService) -> FitFacts:
-        return UNFIT if judged.spec.context_length == 9000 else FitFacts((FITTING,))
+        return UNFIT if judged.spec.context_tokens == 9000 else FitFacts((FITTING,))
 
     assert judge_service(chat(contextLength=9000), chat(), find).refusal
     assert judge_service(chat(), chat(contextLength=9000), find) == ALLOWED

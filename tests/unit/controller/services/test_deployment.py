@@ -1,15 +1,21 @@
 """The Deployment, Service and Secret of a service: arguments, security, devices and placement of its pods."""
 
+import itertools
 from typing import Any
 
 import pytest
 
+from controller.placement.nodes import NodeSize
 from controller.services.pods.deployment import build_deployment, build_network_service
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
+from controller.services.serving_choice import apply_choice, choose_cpu
 from controller.services.tokens import token_secret
 from crds.meta import DEFAULT_CONTAINER, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
+from crds.serving import RuntimeName
+from crds.serving_choice import ServingChoice
 from devices.vendors import VENDORS
 from kube.client import Obj
+from runtimes.registry import RUNTIMES
 from tests.controlplane.kubelet.environment import expand
 from tests.support.api_objects import as_service, service
 
@@ -90,6 +96,54 @@ def test_cpu_pod_requests_memory_and_no_device() -> None:
     assert engine_container(resources={"cpu": 2})["resources"]["requests"]["cpu"] == "2"
     assert "-ngl" not in engine_container()["args"]
     assert built()["spec"]["strategy"]["type"] == "RollingUpdate"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "devices", "largest", "expected"),
+    [
+        # What the engine wants, if a node has it.
+        ("vllm", 8, 12_000, "10"),
+        ("vllm", 1, 3920, "3"),
+        ("vllm", 1, 2000, "1750m"),
+        ("vllm", 8, 500, "3750m"),
+        ("vllm", 1, None, "3"),
+        ("sglang", 2, 96_000, "4"),
+        ("llama.cpp", 1, 96_000, "2"),
+        # A quarter of the largest node without devices, at least for two threads and at most 8.
+        ("llama.cpp", 0, 2000, "1500m"),
+        ("llama.cpp", 0, 1500, "1250m"),
+        ("vllm", 0, 8000, "1937m"),
+        ("ollama", 0, 16_250, "4"),
+        ("ollama", 0, 64_000, "8"),
+        ("llama.cpp", 0, None, "1500m"),
+        ("llama.cpp", 0, 200, "100m"),
+        ("generic", 1, 96_000, ""),
+    ],
+)
+def test_pod_requests_the_cpu_that_its_engine_wants_or_a_node_has(
+    runtime: RuntimeName, devices: int, largest: int | None, expected: str
+) -> None:
+    nodes = [] if largest is None else [NodeSize(None, 0, largest), NodeSize(None, 0, largest - 1)]
+    assert choose_cpu(RUNTIMES[runtime].pod, devices, nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("stated", "default", "threads"),
+    [(None, None, None), (None, "1500m", "2"), ("500m", "8", "1"), ("7650m", None, "8"), (3, "8", "3")],
+)
+def test_engine_has_as_many_threads_as_the_pod_requests_cpu(
+    stated: Any, default: str | None, threads: str | None
+) -> None:
+    choice = EngineChoice("llama.cpp", "cpu", VENDORS["cpu"], 2**30)
+    chat = as_service(service(resources={} if stated is None else {"cpu": stated}))
+    chat = apply_choice(chat, ServingChoice(context_length=4096, cpu=default or ""))
+    _, made = build_deployment(chat, choice, MountedWeights("tiny-cache", "0123abcd/tiny.gguf"))
+    engine = made["spec"]["template"]["spec"]["initContainers"][0]
+    expected = default if stated is None else str(stated)
+    assert engine["resources"]["requests"].get("cpu") == expected
+    assert "cpu" not in engine["resources"].get("limits", {}), "a limit would slow down the loading of weights"
+    arguments = dict(itertools.pairwise(engine["args"]))
+    assert arguments.get("-t") == threads
 
 
 def test_placement_and_image_of_the_user_are_used() -> None:

@@ -66,7 +66,7 @@ def rolling(
 ) -> Obj | None:
     """Return the strategy that is applied while pods are replaced; None: the present one stays."""
     objects = [chat_service(hardware=hardware, replicas=replicas, scheduling=NATIVE), (MODELS, model())]
-    there = chat_deployment(*objects, replicas=replicas + 1, ready=replicas, updated=1)
+    there = chat_deployment(*objects, *nodes, replicas=replicas + 1, ready=replicas, updated=1)
     there["spec"]["strategy"] = strategy
     there = stamp(there)
     there["status"] |= status

@@ -30,6 +30,7 @@ from tests.support.service_decisions import (
     chat_pod,
     chat_service,
     decide_chat,
+    read_chat,
     ready_outcome,
 )
 
@@ -59,7 +60,7 @@ def test_only_hosts_with_a_process_of_the_service_are_probed() -> None:
 def asked(*objects: tuple[Resource, Obj]) -> list[str]:
     """Return the addresses that are sent the token."""
     snapshot = Snapshot(store(*objects), NOW)
-    question = build_view(snapshot, KEY, as_service(snapshot.store.list(INFERENCE_SERVICES)[0]), SETTINGS).question
+    question = build_view(snapshot, KEY, read_chat(snapshot), SETTINGS).question
     return [endpoint.address for endpoint in question.endpoints] if question else []
 
 

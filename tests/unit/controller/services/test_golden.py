@@ -11,11 +11,14 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from controller.placement.nodes import NodeSize
 from controller.pod_settings import PodSettings
 from controller.services.pods.deployment import build_deployment
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
+from controller.services.serving_choice import apply_choice, choose_cpu
 from crds.meta import Accelerator
 from crds.serving import RuntimeName
+from crds.serving_choice import ServingChoice
 from devices.vendors import VENDORS
 from kube.client import Obj
 from runtimes.registry import RUNTIMES
@@ -24,6 +27,8 @@ from tests.support.kept_text import IS_WRITING, check_kept_text
 
 FOLDER = Path(__file__).with_name("golden")
 STATED_IMAGE = "registry.example/engine:1.0"
+LARGEST_CPU = 64_000
+"""Millicores of the largest node, or for each of its devices."""
 POMONAS_IMAGE = "registry.example/pomona:1.0"
 CONTAINER: Obj = {
     "args": ["--model", "$(MODEL_PATH)", "--host", "127.0.0.1", "--port", "$(PORT)"],
@@ -83,10 +88,13 @@ def render(case: Case) -> str:
     choice = EngineChoice(
         case.engine, case.accelerator, vendor, 12 * GIB, cache_bytes=2 * GIB, container=stated.spec.container
     )
+    devices = case.devices if vendor.resource else 0
+    cpu = choose_cpu(pod, devices, [NodeSize(None, 0, LARGEST_CPU)])
+    stated = apply_choice(stated, ServingChoice(context_length=8192, cpu=cpu))
     _, obj = build_deployment(stated, choice, weights, settings=PodSettings(image=POMONAS_IMAGE))
-    devices = f" with {case.devices} of {vendor.resource}" if vendor.resource else ""
+    beside = f" with {case.devices} of {vendor.resource}" if vendor.resource else ""
     return (
-        f"# Deployment of a service with engine {case.engine} on accelerator {case.accelerator}{devices}.\n"
+        f"# Deployment of a service with engine {case.engine} on accelerator {case.accelerator}{beside}.\n"
         "# `make golden` writes this file.\n" + dump_plainly(obj)
     )
 

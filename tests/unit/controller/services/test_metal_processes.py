@@ -68,8 +68,9 @@ def test_edited_spec_changes_the_process_names_and_scaling_does_not() -> None:
         )
 
     assert named(replicas=5, suspend=True) == NAME
-    assert named(contextLength=int("4096")) == NAME, "said, or left to the default"
-    assert len({NAME, named(contextLength=8192), named(parallel=2), named(extraArgs=["-fa"])}) == 4
+    assert named(mode="chat", cacheTypeK="".join("f16")) == NAME, "said, or left to the default"
+    edits: list[Obj] = [{"contextLength": 8192}, {"parallel": 2}, {"promptCache": "1Gi"}, {"extraArgs": ["-fa"]}]
+    assert len({NAME, *(named(**edit) for edit in edits)}) == 5
     assert named(priority="low", evictionProtection=True, drainSeconds=30) == NAME, "these are patched in place"
 
 

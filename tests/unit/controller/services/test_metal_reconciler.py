@@ -181,8 +181,10 @@ def test_unbound_process_names_the_label_that_no_host_has(labels: dict[str, str]
 
 def test_tolerations_and_selected_labels_are_not_in_the_spec_of_a_process() -> None:
     demands = {"nodeSelector": {"room": "lab"}, "tolerations": [{"key": "dedicated", "operator": "Exists"}]}
+    labelled = host()
+    labelled["metadata"]["labels"] = {"room": "lab"}
     made = [
-        decide_chat(chat_service(**METAL, **spec), (MODELS, model()), (METAL_HOSTS, host())).create
+        decide_chat(chat_service(**METAL, **spec), (MODELS, model()), (METAL_HOSTS, labelled)).create
         for spec in ({}, demands)
     ]
     assert made[0] == made[1]

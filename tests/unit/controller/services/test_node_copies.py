@@ -171,7 +171,7 @@ def lose_node(world: SimulatedPods, node: str) -> None:
 @pytest.mark.parametrize("cause", ["edit", "update"])
 @pytest.mark.parametrize("rooms", [{"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 2}], ids=str)
 def test_change_reaches_all_that_serve_though_a_node_takes_no_pod(rooms: dict[str, int], cause: str, spec: Obj) -> None:
-    world = running(rooms, sum(rooms.values()), **spec)
+    world = running(rooms, sum(rooms.values()), parallel=1, **spec)
     lose_node(world, "b")
     left = sum(world.rooms.values())
     world.settle(least_ready=left)

@@ -58,13 +58,18 @@ def plan_one(copy: ClusterCopy, *manifests: Obj, now: datetime = NOW) -> Planned
     return planned
 
 
+UNKNOWN = "contextLength 4096: that of the model, or its memory, is not known"
+UNKNOWN_MEMORY = f"{UNKNOWN}; parallel 1: its memory is not known"
+"""The note on the serving options of a model of Ollama's library, whose header nobody reads."""
+
+
 def list_chat(copy: ClusterCopy) -> list[Unit]:
     return sorted((unit for unit in copy.list_units(NOW) if unit.service == KEY), key=lambda unit: unit.order)
 
 
 def test_new_service_gets_pods_that_wait() -> None:
     copy = make_copy()
-    assert plan_one(copy, manifest(replicas=3, priority="high")) == PlannedService(KEY)
+    assert plan_one(copy, manifest(replicas=3, priority="high")) == PlannedService(KEY, notes=(UNKNOWN_MEMORY,))
     units = list_chat(copy)
     assert [(unit.state, unit.priority, unit.pools) for unit in units] == [("waiting", "high", ("nvidia",))] * 3
     assert {unit.parts[0]["nvidia.com/gpu"] for unit in units} == {2}
@@ -75,7 +80,7 @@ def test_new_service_on_hosts_gets_processes_that_wait() -> None:
     copy.store.remove(MODELS, NAMESPACE, "tiny")
     copy.store.put(MODELS, model())
     planned = plan_one(copy, manifest(replicas=2, hardware={"accelerator": "metal"}))
-    assert planned == PlannedService(KEY)
+    assert planned == PlannedService(KEY, notes=(f"{UNKNOWN}; parallel 4: so many whole contexts fit",))
     units = list_chat(copy)
     assert [(unit.key.kind, unit.state, unit.pools) for unit in units] == [("process", "waiting", ("metal",))] * 2
     assert all(unit.parts[0]["memory"] > GIB for unit in units)
@@ -97,20 +102,20 @@ def test_weights_that_are_not_fetched_yet_are_assumed() -> None:
     copy.store.put(MODELS, model(cached=False))
     planned = plan_one(copy, manifest())
     assert planned.problem is None
-    assert planned.notes == ("after the weights of Model tiny have been fetched",)
+    assert planned.notes == ("after the weights of Model tiny have been fetched", UNKNOWN)
     assert len(list_chat(copy)) == 1
 
 
 def test_pods_that_kueue_admits_are_named() -> None:
     planned = plan_one(make_copy(), manifest(scheduling={"mode": "Kueue", "queueName": "gpus"}))
-    assert planned.notes == ("Kueue admits its pods: the queue gives them nothing",)
+    assert planned.notes == (UNKNOWN_MEMORY, "Kueue admits its pods: the queue gives them nothing")
 
 
 def test_pods_that_the_scheduler_places_are_named() -> None:
     copy = make_copy(settings=QueueSettings(PodSettings("pomona:test", scheduling_mode="Native")))
     planned = plan_one(copy, manifest())
     assert planned.problem is None
-    assert planned.notes == ("Kubernetes' scheduler places its pods: the queue gives them nothing",)
+    assert planned.notes == (UNKNOWN_MEMORY, "Kubernetes' scheduler places its pods: the queue gives them nothing")
 
 
 def test_service_that_may_use_several_accelerators_is_split_by_their_room() -> None:
@@ -123,7 +128,7 @@ def test_service_that_may_use_several_accelerators_is_split_by_their_room() -> N
         copy.store.put(resource, obj)
     planned = plan_one(copy, manifest(replicas=4, hardware={}, scheduling={"pools": ["metal", "nvidia", "amd"]}))
     assert planned.problem is None
-    assert planned.notes == ("3 on metal, 1 on nvidia; amd: no node has amd.com/gpu",)
+    assert planned.notes == ("3 on metal, 1 on nvidia; amd: no node has amd.com/gpu", UNKNOWN_MEMORY)
     assert sorted(unit.pools for unit in list_chat(copy)) == [("metal",)] * 3 + [("nvidia",)]
 
 
@@ -157,7 +162,7 @@ def test_pods_stay_although_the_image_of_the_controller_is_not_known() -> None:
 
 def test_same_manifest_changes_nothing(served: ClusterCopy) -> None:
     before = list_chat(served)
-    assert plan_one(served, manifest(replicas=2)) == PlannedService(KEY)
+    assert plan_one(served, manifest(replicas=2)) == PlannedService(KEY, notes=(UNKNOWN_MEMORY,))
     assert list_chat(served) == before
 
 
@@ -345,6 +350,7 @@ def test_model_of_a_known_source_is_planned_with_its_service() -> None:
     assert planned.notes == (
         f"Model again is like {NAMESPACE}/tiny, which has the same source",
         "after the weights of Model again have been fetched",
+        f"{UNKNOWN}; parallel 4: so many whole contexts fit",
     )
     assert len(list_chat(copy)) == 1
     assert list(list_speeds(copy)) == ["nvidia-h100-80gb-hbm3x2", "nvidia-l4x2"]

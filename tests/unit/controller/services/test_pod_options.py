@@ -42,7 +42,7 @@ def refusal(options: Obj, **spec: Any) -> str:
 def test_pod_has_pull_secrets_runtime_class_and_variables_of_the_user() -> None:
     spec = pod(imagePullSecrets=[{"name": "registry"}], runtimeClassName="gvisor", env=[{"name": "A", "value": "b"}])
     assert (spec["imagePullSecrets"], spec["runtimeClassName"]) == ([{"name": "registry"}], "gvisor")
-    assert spec["initContainers"][0]["env"] == [{"name": "A", "value": "b"}]
+    assert spec["initContainers"][0]["env"][-1] == {"name": "A", "value": "b"}
 
 
 def test_scheduler_is_that_of_the_user_or_else_of_the_cluster() -> None:

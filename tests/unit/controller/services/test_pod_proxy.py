@@ -13,7 +13,9 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.stamp import is_desired, stamp
 from controller.services.pods.deployment import build_deployment
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
+from controller.services.serving_choice import apply_choice
 from crds.pods import ContainerOptions
+from crds.serving_choice import ServingChoice
 from devices.vendors import VENDORS
 from gateway.proxy.pod import REPORT_SECONDS
 from kube.client import Obj
@@ -31,6 +33,7 @@ from tests.support.service_decisions import (
 
 SETTINGS = PodSettings(image="registry.example/pomona:1", environment={NETWORKS_VARIABLE: "10.0.0.0/8", "X": "y"})
 ON_VOLUME = MountedWeights("tiny-cache", "0123abcd/tiny.gguf", 10 * 2**30)
+CHOICE = ServingChoice(context_length=4096, cpu="3")
 OF_LIBRARY = MountedWeights(None, "ollama://tiny:1b", 2**30)
 
 
@@ -38,7 +41,9 @@ def pod(runtime: str, weights: MountedWeights = ON_VOLUME, accelerator: str = "c
     container = ContainerOptions(port=9000, model_mount_path="/weights") if runtime == "generic" else None
     choice = EngineChoice(runtime, accelerator, VENDORS[accelerator], 2**30, container=container)
     image: dict[str, Any] = {"image": "registry.example/engine:1"} if runtime == "generic" else {}
-    _, obj = build_deployment(as_service(service(**image, **spec)), choice, weights, settings=SETTINGS)
+    _, obj = build_deployment(
+        apply_choice(as_service(service(**image, **spec)), CHOICE), choice, weights, settings=SETTINGS
+    )
     template: Obj = obj["spec"]["template"]["spec"]
     return template
 
@@ -140,7 +145,7 @@ def test_proxy_brings_the_model_into_ollama() -> None:
     spec = pod("ollama", contextLength=2048, parallel=4)
     given = arguments(spec)
     assert (given["--engine"], given["--source"]) == ("ollama", "/models/0123abcd/tiny.gguf")
-    assert (given["--context-length"], given["--concurrency"]) == ("2048", "4")
+    assert (given["--context-length"], given["--concurrency"], given["--threads"]) == ("2048", "4", "3")
     assert given["--engine-model"].startswith("pomona/chat:")
     engine, proxy = split(spec)
     assert mounts(proxy)["models"] == "/models"

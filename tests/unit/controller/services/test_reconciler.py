@@ -346,13 +346,15 @@ def test_service_without_its_model_is_scaled_down_and_not_up() -> None:
 
 def test_stated_memory_of_zero_is_used() -> None:
     (obj,) = list_applied(decide_chat(chat_service(resources={"memory": 0}), (MODELS, model())), DEPLOYMENTS)
-    assert obj["spec"]["template"]["spec"]["initContainers"][0]["resources"]["requests"] == {"memory": "0"}
+    assert obj["spec"]["template"]["spec"]["initContainers"][0]["resources"]["requests"]["memory"] == "0"
 
 
 def test_unreadable_host_or_process_blocks_no_service() -> None:
     odd = process("new-0", host="studio-1", phase="Hibernating", priority="cosmic")
+    before = decide_chat(chat_service(**METAL), (MODELS, model()), (METAL_HOSTS, host()), bound_process())
+    assert before.status is not None
     plan = decide_chat(
-        chat_service(**METAL),
+        chat_service(**METAL, status={"serving": before.status["serving"]}),
         (MODELS, model()),
         (METAL_HOSTS, host(runtimes="all")),
         bound_process(),

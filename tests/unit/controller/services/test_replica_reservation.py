@@ -37,6 +37,12 @@ def test_devices_memory_and_processors_of_one_replica_are_reserved() -> None:
     assert reservation.requests == {"nvidia.com/gpu": "2", "memory": str(3 * GIB + PROXY_BYTES), "cpu": "4.05"}
 
 
+def test_chosen_processors_are_reserved() -> None:
+    reservation = reserve(status={"serving": {"contextLength": 4096, "cpu": "1937m"}})
+    assert reservation is not None
+    assert reservation.requests["cpu"] == "1.987"
+
+
 def test_memory_is_that_of_the_pod_if_nobody_states_it() -> None:
     reservation = reserve(resources={}, hardware={"accelerator": "cpu"})
     assert reservation is not None

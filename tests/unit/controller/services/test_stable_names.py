@@ -5,6 +5,7 @@ A changed value restarts every replica of every cluster, so it may change only i
 
 import hashlib
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -39,7 +40,7 @@ COMPANIONS: Obj = {
 }
 SERVICES: dict[str, Obj] = {
     "defaults": {},
-    "defaults stated": {"contextLength": 4096, "parallel": 1, "mode": "chat", "cacheTypeK": "f16", "extraArgs": []},
+    "defaults stated": {"mode": "chat", "cacheTypeK": "f16", "extraArgs": []},
     "context": {"contextLength": 32768},
     "embeddings": {"mode": "embeddings", "contextLength": 512, "parallel": 2},
     "rerank": {"mode": "rerank", "priority": "high"},
@@ -47,18 +48,29 @@ SERVICES: dict[str, Obj] = {
     "companions": COMPANIONS,
     "all": {**OPTIONS, **COMPANIONS, "replicas": 3, "priority": "batch"},
 }
+CHOICES = {
+    "defaults": "3c34b024a321363f",
+    "defaults stated": "3c34b024a321363f",
+    "context": "dafa8df5f18a071d",
+    "embeddings": "f6b1a8084d4a13e0",
+    "rerank": "7fc2fb8fa0b36c72",
+    "options": "81dd60c31ab48b29",
+    "companions": "f172a8269b25be0f",
+    "all": "e7d147704e3e7bdc",
+}
+"""The `inputs` of the choice of serving options of each service on metal: if they change, an update chooses anew."""
 PROCESSES: dict[str, list[tuple[str, str]]] = {
-    "defaults": [("chat-a1d83526-0", "78f97aa520f8f2ff")],
-    "defaults stated": [("chat-a1d83526-0", "78f97aa520f8f2ff")],
-    "context": [("chat-10c612ed-0", "169a0720d1fd1a96")],
-    "embeddings": [("chat-bb29f781-0", "b505348f517fc639")],
-    "rerank": [("chat-9822a2d1-0", "e679e3b86a3a5f6f")],
-    "options": [("chat-b92c5e86-0", "c055aaace2075d5f")],
-    "companions": [("chat-5b3736e6-0", "a60244e4dda4f87b")],
+    "defaults": [("chat-49229d24-0", "dc3411cc7129a62b")],
+    "defaults stated": [("chat-49229d24-0", "dc3411cc7129a62b")],
+    "context": [("chat-60679fa2-0", "88a80d4d8322f5b0")],
+    "embeddings": [("chat-fe8e4d71-0", "df8fba86f1a4a524")],
+    "rerank": [("chat-67ee6d35-0", "e976f93c1445af01")],
+    "options": [("chat-ad6dc7ae-0", "8475c58b7278b012")],
+    "companions": [("chat-c332bcf7-0", "740fbb35389673c1")],
     "all": [
-        ("chat-fcea90dc-0", "9565c47190a62f86"),
-        ("chat-fcea90dc-1", "9565c47190a62f86"),
-        ("chat-fcea90dc-2", "9565c47190a62f86"),
+        ("chat-aff7cd8b-0", "1bd89693db7987ee"),
+        ("chat-aff7cd8b-1", "1bd89693db7987ee"),
+        ("chat-aff7cd8b-2", "1bd89693db7987ee"),
     ],
 }
 
@@ -74,13 +86,19 @@ def models() -> list[tuple[Resource, Obj]]:
     return made
 
 
+def keep_choice(case: str, **spec: Any) -> tuple[Resource, Obj]:
+    """Return a service with its choice of serving options, as an earlier version may have made it."""
+    serving = {"contextLength": 16_384, "parallel": 2, "promptCache": "64Mi", "inputs": CHOICES[case]}
+    return chat_service(**SERVICES[case], **spec, status={"serving": serving})
+
+
 def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("case", SERVICES)
 def test_process_names_and_specs_stay_the_same(case: str) -> None:
-    plan = decide_chat(chat_service(**METAL, **SERVICES[case]), *models(), (METAL_HOSTS, host(free_bytes=64 * GIB)))
+    plan = decide_chat(keep_choice(case, **METAL), *models(), (METAL_HOSTS, host(free_bytes=64 * GIB)))
     made = [obj for kind, obj in plan.create if kind == METAL_PROCESSES]
     assert [(obj["metadata"]["name"], digest(obj["spec"])) for obj in made] == PROCESSES[case]
 
@@ -91,7 +109,7 @@ def test_mirrors_reach_processes_but_not_their_names() -> None:
     for _kind, obj in objects:
         obj["spec"] |= {"mirrors": ["https://mirror.example/tiny.gguf"]}
     metal_host = (METAL_HOSTS, host(free_bytes=64 * GIB))
-    plan = decide_chat(chat_service(**METAL, **SERVICES["companions"]), *objects, metal_host)
+    plan = decide_chat(keep_choice("companions", **METAL), *objects, metal_host)
     (process,) = [obj for kind, obj in plan.create if kind == METAL_PROCESSES]
     assert process["metadata"]["name"] == PROCESSES["companions"][0][0]
     further = [extra["artifact"] for extra in process["spec"]["furtherArtifacts"]]
@@ -105,7 +123,7 @@ def test_extent_of_benchmarks_reaches_processes_but_not_their_names() -> None:
     """An edit of it restarts no replica."""
     benchmark = {"warmupIterations": 1, "minDuration": "30s"}
     metal_host = (METAL_HOSTS, host(free_bytes=64 * GIB))
-    plan = decide_chat(chat_service(**METAL, **SERVICES["companions"], benchmark=benchmark), *models(), metal_host)
+    plan = decide_chat(keep_choice("companions", **METAL, benchmark=benchmark), *models(), metal_host)
     (process,) = [obj for kind, obj in plan.create if kind == METAL_PROCESSES]
     assert process["metadata"]["name"] == PROCESSES["companions"][0][0]
     assert process["spec"]["benchmark"] == benchmark

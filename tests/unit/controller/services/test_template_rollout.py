@@ -20,7 +20,7 @@ from controller.services.service_view import AWAITS_UPDATE
 from crds.meta import API_VERSION
 from devices.vendors import VENDORS
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, PODS, ObjectKey
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, NODES, PODS, ObjectKey, Resource
 from kube.store import Store
 from tests.support.api_objects import NAMESPACE, model, planned_condition, service, store
 from tests.support.service_decisions import (
@@ -308,3 +308,49 @@ def test_service_that_takes_too_long_goes_on_after_the_others() -> None:
     pacer.set_waiting(ONE, ["one"])
     assert pacer.start_next(world("new", updated=0), LIMIT_SECONDS) == TWO
     assert pacer.start_next(world("new", names=("one",)), LIMIT_SECONDS + 1) == ONE
+
+
+def list_cpu(plan: Plan) -> list[str]:
+    """Return the CPU that the engine of each applied Deployment requests."""
+    engines = [made["spec"]["template"]["spec"]["initContainers"][0] for made in list_applied(plan, DEPLOYMENTS)]
+    return [engine["resources"]["requests"]["cpu"] for engine in engines]
+
+
+def node_with(cpu: str) -> tuple[Resource, Obj]:
+    return NODES, {"metadata": {"name": "n", "labels": {}}, "spec": {}, "status": {"allocatable": {"cpu": cpu}}}
+
+
+def test_nodes_that_come_and_go_replace_no_pod_by_another_default_of_cpu() -> None:
+    there = chat_deployment(chat_service(), (MODELS, model()), node_with("16"))
+    first = decide_chat(chat_service(), (MODELS, model()), node_with("16"))
+    assert list_cpu(first) == ["3937m"]
+    assert first.status is not None
+    service, placed = chat_service(status={"serving": first.status["serving"]}), chat_pod()
+    placed["spec"] = {"nodeName": "n"}
+    for now in ((node_with("64"),), (node_with("4"),), ()):
+        plan = decide_chat(service, (MODELS, model()), (DEPLOYMENTS, there), (PODS, placed), *now)
+        (applied,) = list_applied(plan, DEPLOYMENTS)
+        assert not needs_apply(DEPLOYMENTS, applied, there)
+
+
+def test_edit_chooses_the_default_of_cpu_anew() -> None:
+    there = chat_deployment(chat_service(), (MODELS, model()), node_with("16"))
+    objects = ((MODELS, model()), (DEPLOYMENTS, there), node_with("8"), (PODS, chat_pod()))
+    assert list_cpu(decide_chat(chat_service(contextLength=512), *objects)) == ["1937m"]
+    assert list_cpu(decide_chat(chat_service(resources={"cpu": "6"}), *objects)) == ["6"]
+
+
+def test_service_that_states_no_cpu_any_more_gets_the_default() -> None:
+    there = chat_deployment(chat_service(resources={"cpu": "1"}), (MODELS, model()), node_with("16"))
+    objects = ((MODELS, model()), (DEPLOYMENTS, there), node_with("16"), (PODS, chat_pod()))
+    assert list_cpu(decide_chat(chat_service(), *objects)) == ["3937m"]
+
+
+@pytest.mark.parametrize("resources", [{}, {"cpu": "4"}])
+def test_pod_without_room_for_its_cpu_says_the_way_out(resources: Obj) -> None:
+    words = "0/1 nodes are available: 1 Insufficient cpu."
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    objects = (chat_service(resources=resources), (MODELS, model()))
+    there = chat_deployment(*objects, ready=0)
+    plan = decide_chat(*objects, (DEPLOYMENTS, there), (PODS, chat_pod(ready=False, conditions=[refused])))
+    assert planned_condition(plan, "Ready")["message"].endswith(f"{words}; state less in resources.cpu")

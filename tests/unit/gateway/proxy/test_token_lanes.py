@@ -1,15 +1,18 @@
 """Requests to an engine whose slots share cells: which run, which wait, and how their tokens are found."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gateway.proxy import upstream_request
 from gateway.proxy.config import Backend
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.load_balancer import InFlight
@@ -216,6 +219,7 @@ def test_limit_of_an_answer_is_read_from_the_body(route: str, fields: dict[str, 
     for body in read_both(**fields):
         read = read_limit(route, body.fields)
         assert read == limit if limit is not None else read > UNKNOWN
+    assert read_limit("chat", {"max_tokens": msgspec.Raw(b"9" * 5000)}) > UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -237,6 +241,16 @@ async def test_prompt_that_the_engine_does_not_count_is_as_long_as_can_be(status
     async with fake_engine(refuse) as backend:
         assert await count_prompt(structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN
     assert await count_prompt(structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN, "it is gone"
+
+
+async def test_engine_that_hangs_while_it_counts_holds_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(_: web.BaseRequest) -> web.StreamResponse:
+        return await asyncio.Future()
+
+    monkeypatch.setattr(upstream_request, "_COUNT_SECONDS", 0.05)
+    (body, _) = read_both(messages=[])
+    async with fake_engine(hang) as backend:
+        assert await count_prompt(structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN
 
 
 async def test_prompt_for_an_engine_that_cannot_count_has_no_more_tokens_than_bytes() -> None:

@@ -50,6 +50,7 @@ def test_names_and_place_do_not_change_the_fingerprint(changes: dict[str, Any]) 
         {"runtime": "ollama"},
         {"context_length": 8192},
         {"parallel": 2},
+        {"prompt_cache": "1Gi"},
         {"cache_type_k": "q8_0"},
         {"extra_args": ["-t", "1"]},
         {"mode": "embeddings"},
@@ -63,7 +64,7 @@ def test_weights_and_arguments_change_the_fingerprint(changes: dict[str, Any]) -
 
 
 def test_stated_default_does_not_change_the_engine() -> None:
-    stated = {"contextLength": 4096, "parallel": 1, "mode": "chat", "extraArgs": []}
+    stated = {"mode": "chat", "cacheTypeK": "f16", "cacheTypeV": "f16", "extraArgs": []}
     read = msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(SPEC) | stated), type=MetalProcessSpec)
     assert fingerprint_engine(read) == fingerprint_engine(SPEC)
 
