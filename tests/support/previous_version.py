@@ -21,7 +21,7 @@ from tests.controlplane.go_build import BuildError
 from tests.controlplane.members import SOURCES, MetalHost
 from tests.controlplane.process import CHECKOUT, Process
 
-PREVIOUS_COMMIT: Final = "9cec8b30fa6dc2dd908151b11359fd09b1381fff"
+PREVIOUS_COMMIT: Final = "a9aee2e5ec058e45a9329c872ebabffbc8fae497"
 """The version that updates start from. Until one is published, a change that would need compatibility code moves it
 forward instead, to a commit before that change, with a line in the CHANGELOG."""
 
