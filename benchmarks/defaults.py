@@ -1,8 +1,11 @@
 """The shortest YAML beside the same engine, started by hand with its own defaults, on the same machine.
 
-llama.cpp and mlx-lm are served by `pomona up`, with its proxy; vLLM by what Pomona renders for a pod on a processor,
-behind the proxy of the pod. The models are random, so that what is measured is the engine and its arguments. By hand,
-an engine gets its model, its port, and nothing else but vLLM the same memory for its cache.
+llama.cpp and mlx-lm are served by `pomona up`, with its proxy. vLLM is served by the pod that the controller makes of a
+service that states its Model alone, on a cluster whose one node is this machine: with its arguments and variables, and
+behind the proxy of the pod. The models are random, so that what is measured is the engine and its arguments.
+
+By hand, an engine gets its model, its address, and nothing else, but vLLM as many bytes of cache as in the pod: its own
+choice is nine tenths of the machine. It compiles into a home of its own, as in the pod.
 """
 
 import argparse
@@ -12,7 +15,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -30,6 +33,8 @@ from tests.support.eventually import eventually
 from tests.support.free_ports import find_free_ports
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
 from tests.support.up_command import Up
+from tests.vllm import environment
+from tests.vllm.real_pod import SERVICE, TOKEN, RealPod, read_argument
 
 ROUNDS: Final = 3
 MIB: Final = 2**20
@@ -38,11 +43,15 @@ Scenario = Callable[[ChatClient], Awaitable[float]]
 
 
 class Side:
-    """One way to start the engine: a server, and the most memory that its engine took."""
+    """One way to start the engine: a server, and the most memory that its engine took.
 
-    def __init__(self, server: ChatServer, pid: int, program: str) -> None:
+    The engine is all processes of the family of `pid` that have `program` in their command lines. `reserved_bytes` is
+    the memory that is reserved for it; None: nothing, or it is not compared.
+    """
+
+    def __init__(self, server: ChatServer, pid: int, program: str = "", *, reserved_bytes: int | None = None) -> None:
         self.client = ChatClient(server)
-        self.peak_bytes = 0
+        self.peak_bytes, self.reserved_bytes = 0, reserved_bytes
         self._pid, self._program = pid, program
 
     def find_engines(self) -> list[psutil.Process]:
@@ -83,11 +92,23 @@ async def serve_ours(folder: Path, model: str, budget: str, program: str) -> Asy
 
 
 @asynccontextmanager
-async def serve_by_hand(folder: Path, argv: Sequence[str], port: int, model: str, program: str) -> AsyncIterator[Side]:
-    """Serve a model by a command that people type."""
-    engine = Process("by-hand", [*argv], folder / "by-hand.log")
+async def serve_pod(pod: RealPod) -> AsyncIterator[Side]:
+    """Serve the model of a pod by its engine, behind its proxy."""
+    async with pod.run_engine() as pid, pod.run_proxy():
+        yield Side(ChatServer(pod.url, SERVICE, TOKEN), pid, reserved_bytes=pod.memory_bytes)
+
+
+@asynccontextmanager
+async def serve_by_hand(
+    folder: Path,
+    argv: Sequence[str],
+    server: ChatServer,
+    program: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> AsyncIterator[Side]:
+    """Serve a model by a command that people type, with these variables beside those of this process."""
+    engine = Process("by-hand", [*argv], folder / "by-hand.log", variables)
     engine.start()
-    server = ChatServer(f"http://{LOOPBACK}:{port}", model)
     try:
         async with ChatClient(server) as client:
 
@@ -131,7 +152,9 @@ async def compare(title: str, ours: Side, theirs: Side, rows: Sequence[Row]) -> 
         figures.append(Figure(row.name, mine, floor, row.goal * floor, row.unit, at_least=row.at_least))
     for watch in watches:
         watch.cancel()
-    figures.append(Figure("peak memory of the engine", ours.peak_bytes / MIB, theirs.peak_bytes / MIB, None, "MiB"))
+    reserved = None if ours.reserved_bytes is None else ours.reserved_bytes / MIB
+    mine, floor = ours.peak_bytes / MIB, theirs.peak_bytes / MIB
+    figures.append(Figure("peak memory of the engine", mine, floor, reserved, "MiB"))
     print_figures(title, figures)
     for side in (ours, theirs):
         await side.client.__aexit__()
@@ -162,10 +185,11 @@ async def measure_llama(folder: Path) -> None:
         model, loop=True, n_embd=256, n_layer=8, n_head=8, n_head_kv=2, n_ff=1024, n_ctx=32_768, ftype="f16"
     )
     port = next(find_free_ports())
+    server = ChatServer(f"http://{LOOPBACK}:{port}", "chat")
     argv = [*PYTHON, "runtimes.llama_launcher", "-m", str(model), "--host", LOOPBACK, "--port", str(port)]
     async with AsyncExitStack() as stack:
         ours = await stack.enter_async_context(serve_ours(folder, str(model), "8GiB", "runtimes.llama_launcher"))
-        theirs = await stack.enter_async_context(serve_by_hand(folder, argv, port, "chat", "runtimes.llama_launcher"))
+        theirs = await stack.enter_async_context(serve_by_hand(folder, argv, server, "runtimes.llama_launcher"))
         rows = [
             *(rate(requests) for requests in (1, 4, 8)),
             *(remembered(conversations) for conversations in (2, 4)),
@@ -194,14 +218,30 @@ async def measure_mlx(folder: Path) -> None:
     model = folder / "mlx-chat"
     tiny_mlx.write(model, loop=True, n_ctx=32_768)
     port = next(find_free_ports())
+    server = ChatServer(f"http://{LOOPBACK}:{port}", str(model))
     argv = [sys.executable, "-m", "mlx_lm.server", "--model", str(model), "--host", LOOPBACK, "--port", str(port)]
     async with AsyncExitStack() as stack:
         ours = await stack.enter_async_context(serve_ours(folder, f"{model}/", "8GiB", "mlx_launcher"))
-        theirs = await stack.enter_async_context(serve_by_hand(folder, argv, port, str(model), "mlx_lm.server"))
+        theirs = await stack.enter_async_context(serve_by_hand(folder, argv, server, "mlx_lm.server"))
         await compare("mlx-lm", ours, theirs, [remembered(conversations) for conversations in (2, 4)])
 
 
-PARTS: Final = {"llama": measure_llama, "tight": measure_tight_llama, "mlx": measure_mlx}
+async def measure_vllm(folder: Path) -> None:
+    """Compare vLLM on the processor."""
+    pod = RealPod(folder, loop=True, n_embd=256, n_layer=8, n_head=8, n_head_kv=2, n_ff=1024, n_ctx=32_768)
+    pod.empty()
+    port, model, cache = next(find_free_ports()), str(pod.weights), "--kv-cache-memory-bytes"
+    argv = [str(environment.folder() / "bin/vllm"), "serve", model, "--host", LOOPBACK, "--port", str(port)]
+    argv += [cache, read_argument(pod.argv, cache)]
+    server, variables = ChatServer(f"http://{LOOPBACK}:{port}", model), {"HOME": str(folder), "TMPDIR": str(folder)}
+    print(f"in the pod: {pod.argv}, {pod.environment}, behind {pod.proxy_argv}\nby hand: {argv}, {variables}")
+    async with AsyncExitStack() as stack:
+        ours = await stack.enter_async_context(serve_pod(pod))
+        theirs = await stack.enter_async_context(serve_by_hand(folder, argv, server, variables=variables))
+        await compare("vLLM on the processor", ours, theirs, [rate(requests) for requests in (1, 8, 32)])
+
+
+PARTS: Final = {"llama": measure_llama, "tight": measure_tight_llama, "mlx": measure_mlx, "vllm": measure_vllm}
 
 
 async def measure(parts: Sequence[str]) -> None:
