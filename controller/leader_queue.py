@@ -56,21 +56,19 @@ def build_queue(
     metrics: ControllerMetrics,
     precedence: AdmissionPrecedence,
     enqueue: Callable[[Resource, ObjectKey], None],
-    enqueue_report: Callable[[Resource, ObjectKey], None],
 ) -> LeaderQueue:
     """Return the queue and all that follows its rounds, put together and not yet running.
 
     `store` is the watch cache, `registry` has all cells (nodes and hosts), and `measured` the stored measurements.
     `identity` is the name of this replica, and `precedence` lets admissions go before reconciles. `enqueue` has an
-    object decided again, and `enqueue_report` only its status written again.
+    object decided again.
     """
     volumes, vendors = BoundVolumes(store, registry), options.pods.vendors
     enqueue_service = functools.partial(enqueue, INFERENCE_SERVICES)
-    report_service = functools.partial(enqueue_report, INFERENCE_SERVICES)
 
     # The parts that follow the rounds: the place in the queue of each service that waits, the use of each pool, the
     # room on each accelerator (for services that may use several), why replicas are where they are, and benchmarks.
-    board = Board(enqueue_service, metrics.queue.count_start, report_service, on_depths=metrics.queue.set_depths)
+    board = Board(enqueue_service, metrics.queue.count_start, on_depths=metrics.queue.set_depths)
     pools = PoolBoard(store, vendors, registry, functools.partial(enqueue, ACCELERATOR_POOLS))
     rooms = CandidateRooms(registry, enqueue_service, volumes.find_nodes, volumes.has_read)
     notes = PlacementNotes(registry.find_cell, enqueue_service)

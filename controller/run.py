@@ -231,7 +231,6 @@ class Controller:
             metrics=self._metrics,
             precedence=self._precedence,
             enqueue=self._enqueue,
-            enqueue_report=self._enqueue_report,
         )
 
     def _enqueue_services(self) -> None:
@@ -394,16 +393,7 @@ class Controller:
         return [Item(resource, object_key(obj)) for resource in self._reconcilers for obj in self.store.list(resource)]
 
     def _enqueue(self, resource: Resource, key: ObjectKey) -> None:
-        """Enqueue an object to be decided again: what its reconciler remembers of the last decision is outdated."""
-        if (outdate := self._reconcilers[resource].outdate) is not None:
-            outdate(key)
-        self._enqueue_report(resource, key)
-
-    def _enqueue_report(self, resource: Resource, key: ObjectKey) -> None:
-        """Enqueue an object whose status alone may change, while this replica leads.
-
-        `_enqueue` also marks that more than that may have changed. A namespace that is not listed yet is left out.
-        """
+        """Enqueue an object to be decided again, while this replica leads and its namespace is listed."""
         if self._queue is not None and key.namespace not in self._incomplete_namespaces:
             stored = self.store.get(resource, key.name, key.namespace or None)
             # In a burst, an object that was never decided goes before those that are decided again.

@@ -116,7 +116,6 @@ class Board:
         self,
         on_change: Callable[[ObjectKey], None],
         on_start: Callable[[UnitStart], None] = lambda _start: None,
-        on_move: Callable[[ObjectKey], None] | None = None,
         on_depths: Callable[[Depths], None] = lambda _depths: None,
     ) -> None:
         """Make an empty board.
@@ -124,12 +123,11 @@ class Board:
         Args:
             on_change: gets each service whose standing has changed, at most once a second.
             on_start: gets each unit that was admitted, for the metrics.
-            on_move: gets those of which nothing but the standing has changed; None: `on_change` gets them, too.
             on_depths: gets the numbers of replicas that wait whenever they are counted, for the metrics.
         """
         self._on_depths = on_depths
         self._on_start = on_start
-        self._pacer = NoticePacer(on_change, on_move or on_change)  # spreads the calls of these over time
+        self._pacer = NoticePacer(on_change)  # spreads its calls over time
         self._estimator = StartEstimator(on_start)  # estimates when units start
 
         # What the last shown round has set.

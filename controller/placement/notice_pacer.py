@@ -29,16 +29,15 @@ class NoticePacer:
     """Notices that are due, and a timer for the next one; runs in an event loop.
 
     Args:
-        notify: gets each service to tell something urgent.
-        notify_move: gets each other one.
+        notify: gets each service to tell something.
     """
 
-    def __init__(self, notify: Callable[[ObjectKey], None], notify_move: Callable[[ObjectKey], None]) -> None:
+    def __init__(self, notify: Callable[[ObjectKey], None]) -> None:
         """Start without notices; see the class for the arguments.
 
         A place is the position of a service in the queue. A move is a change of that alone, which is not urgent.
         """
-        self._notify, self._notify_move = notify, notify_move
+        self._notify = notify
 
         # Notices that are queued: `add` and `add_move` put them in, `flush` sends them.
         self._urgent: dict[ObjectKey, None] = {}
@@ -125,7 +124,7 @@ class NoticePacer:
 
         # 3. Send it.
         self._notified_at[service] = now
-        self._notify_move(service)
+        self._notify(service)
 
     def _find_next_move(self) -> float:
         """Return when the next notice about a move may be sent; there must be one."""

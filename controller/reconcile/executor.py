@@ -66,12 +66,7 @@ class Executor:
         """
         snapshot, plan, resource = Snapshot(self._store, self._now()), Plan(), reconciler.resource
 
-        # 1. If nothing but the report has changed, write that alone.
-        if reconciler.report is not None and (report := reconciler.report(snapshot, key)) is not None:
-            await self._report(resource, key, report)
-            return report.again_seconds
-
-        # 2. Read the inputs, decide, and make all writes but that of the status.
+        # 1. Read the inputs, decide, and make all writes but that of the status.
         observed = self._find(resource, key)  # the object itself; None: it is gone
         try:
             if reconciler.observe is not None:
@@ -91,17 +86,15 @@ class Executor:
         self._refusals.forget(resource, key)
         dropped_fields = self._dropped.list_missing((resource, key))
 
-        # 3. If the writes have changed the store, and so its revision, decide once more for the status.
+        # 2. If the writes have changed the store, and so its revision, decide once more for the status.
         if self._store.revision != revision:
             executed, snapshot = plan, Snapshot(self._store, self._now(), snapshot.inputs)
             # The objects just written are not at work yet, so this decision ends nothing in this process.
             plan = reconciler.decide(snapshot, key)
             if others_wrote or _has_more_writes(plan, executed):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
-        elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or dropped_fields):
-            reconciler.decided(snapshot, key, plan)
 
-        # 4. Write the status, the Events and the labels.
+        # 3. Write the status, the Events and the labels.
         if dropped_fields and observed is not None:
             plan = await self._dropped.add_condition(plan, dropped_fields, observed, (resource, key))
         await self._report(resource, key, plan)

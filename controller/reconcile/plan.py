@@ -116,12 +116,6 @@ class Reconciler(msgspec.Struct, frozen=True, kw_only=True):
     """Performs one of the effects of a plan, before its writes."""
     written: Callable[[Resource, Obj], None] | None = None
     """Gets the answer to each write of an object that is not watched, such as a Secret."""
-    report: Callable[[Snapshot, ObjectKey], Plan | None] | None = None
-    """Returns the status of an object of which only what it reports has changed since it was decided; None: decide."""
-    decided: Callable[[Snapshot, ObjectKey, Plan], None] | None = None
-    """Gets each plan that needed no write but that of the status."""
-    outdate: Callable[[ObjectKey], None] | None = None
-    """Gets each object of which more may have changed than what it reports, before it is enqueued."""
     restart: Callable[[], None] | None = None
     """Forgets what `observe` and `written` have learned, before this replica leads: another leader may have written."""
 

@@ -23,7 +23,6 @@ from controller.services.accelerator_choice import RoomSource, choose_accelerato
 from controller.services.checked_replica import read_models
 from controller.services.host_traffic import add_host_traffic, find_host_traffic
 from controller.services.kueue_report import NO_REPORT, read_kueue
-from controller.services.moved_services import MovedServices, waits_whole
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
 from controller.services.pods.disruption import build_disruption_budget
@@ -126,7 +125,8 @@ class ServiceSources(NamedTuple):
 
         # 2. The view, and the next step of the token, for which the Secret may be read meanwhile.
         view = build_view(snapshot, key, service, settings, facts)
-        has_replicas, all_wait = _has_replicas(snapshot, service), waits_whole(view)
+        has_replicas = _has_replicas(snapshot, service)
+        all_wait = view.standing is not None and not view.replicas.ready and not view.replicas.awaiting
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
         token_step = await self.tokens.find_step(
             client, key, service, snapshot.now, has_replicas=has_replicas, all_replicas_wait=all_wait
@@ -174,19 +174,10 @@ class ServiceSources(NamedTuple):
 
 
 def service_reconciler(sources: ServiceSources) -> Reconciler:
-    """Return the reconciler of InferenceServices.
-
-    If only the place of a service in the queue moves, `MovedServices` reports that without another decision.
-    """
-    moved = MovedServices(sources.find_standing)
-
-    def perform(key: ObjectKey, effects: ServiceEffects) -> None:
-        if effects.is_gone:
-            moved.forget(key)
-        sources.perform(key, effects)
+    """Return the reconciler of InferenceServices."""
 
     def restart() -> None:
-        for part in (sources.tokens, sources.pacer, moved, sources.speeds):
+        for part in (sources.tokens, sources.pacer, sources.speeds):
             part.restart()
 
     return Reconciler(
@@ -194,11 +185,8 @@ def service_reconciler(sources: ServiceSources) -> Reconciler:
         decide=functools.partial(decide_service, settings=sources.settings),
         triggers=list_triggers(),
         observe=sources.observe,  # reads what is not in the watch cache
-        perform=perform,  # before the writes of a plan
+        perform=sources.perform,  # before the writes of a plan
         written=sources.tokens.remember,  # gets each Secret that was written
-        report=moved.report,  # asked before a decision
-        decided=moved.keep,  # gets each plan that writes no more than the status
-        outdate=moved.forget,  # more may have changed than the place
         restart=restart,  # before this replica leads
     )
 

@@ -18,7 +18,7 @@ def test_moves_are_told_from_the_head_of_the_queue_and_after_what_is_urgent() ->
         told.append(service.name)
 
     async def main() -> None:
-        pacer = NoticePacer(note, note)
+        pacer = NoticePacer(note)
         for number in reversed(range(2 * BURST)):
             pacer.add_move(key(number), number)
         pacer.add(key(999))
