@@ -6,14 +6,13 @@ not bring back a deleted one. A stored object never changes, so what is derived 
 index) is kept as long as it is the same object.
 """
 
-import functools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kube.client import Client, Obj
+from kube.client import Obj
 from kube.resources import ObjectKey, Resource, object_key
 
 Listener = Callable[[Resource, Obj | None, Obj | None], None]
@@ -253,45 +252,13 @@ class Store:
             else:  # new, or put since
                 self.put(resource, obj)
 
-    async def sweep(
-        self, client: Client, resource: Resource, *, namespace: str | None = None, label_selector: str = ""
-    ) -> int:
-        """Mend what the source missed: objects that vanished, changed or appeared without an event; return how many.
-
-        1. List the metadata only, which is cheap: it shows which objects vanished, and which are out of date here.
-        2. Only if one is out of date, list the objects themselves, and make the store equal to that.
-
-        The selector must be that of the source, or everything that it does not select is removed. Raises ApiError and
-        Unreachable.
-        """
-        before = self.snapshot(resource, namespace)
-        listed = await client.list_metadata(resource, namespace, label_selector=label_selector)
-        dropped = self._drop_vanished(resource, before, {object_key(obj): obj for obj in listed.items})
-
-        outdated = sum(self._is_outdated(resource, obj) for obj in listed.items)
-        if outdated:
-            # Again, because `replace` needs the versions from before the second list.
-            before = self.snapshot(resource, namespace)
-            part = functools.partial(self.keep_part, resource)
-            listed = await client.list(resource, namespace, label_selector=label_selector, part=part)
-            self.replace(resource, listed.items, namespace=namespace, before=before)
-        return dropped + outdated
-
-    def _is_outdated(self, resource: Resource, listed: Obj) -> bool:
-        """Return whether a listed object is unknown, or known in an older version only."""
-        uid, version = _read_version(listed)
-        stored = self._objects[resource].get(object_key(listed))
-        was_missed = stored is None or _is_newer(version, _read_version(stored)[1])
-        return was_missed and uid not in self._deleted_versions
-
-    def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> int:
-        """Remove objects that were known before a list, are not in it and were not put meanwhile; return how many.
+    def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> None:
+        """Remove objects that were known before a list, are not in it and were not put meanwhile.
 
         `before` has the versions from before the list, and `present` the objects of the list by namespace and name.
-        If the list has another object of the same name (another uid), the old one is only remembered as deleted, and
-        not counted: the caller puts the new one in its place.
+        If the list has another object of the same name (another uid), the old one is only remembered as deleted: the
+        caller puts the new one in its place.
         """
-        dropped = 0
         for key, (uid, version) in before.items():
             old = self._objects[resource].get(key)
             listed = present.get(key)
@@ -302,8 +269,6 @@ class Store:
                 self._remember_deletion(uid, version)
                 if not listed:  # else another object has its name
                     self._set(resource, key, None)
-                    dropped += 1
-        return dropped
 
     def _remember_deletion(self, uid: str, version: str) -> None:
         """Note that an object was deleted, so that no late event of an older version brings it back."""

@@ -137,12 +137,9 @@ async def _keep_swept(
         await asyncio.sleep(SETTLING_SECONDS)  # until the rest of the list has arrived
         relisted.clear()
 
-        # Mend what has no event: above all, remove what is gone. `sweep` returns the number of all that it mended.
+        # Mend what has no event: above all, remove what is gone.
         try:
-            for selection in watched:
-                resource, label_selector = selection.resource, selection.label_selector
-                if ghosts := await store.sweep(client, resource, namespace=namespace, label_selector=label_selector):
-                    log.info("store_swept", resource=str(resource), ghosts=ghosts)
+            await load(client, store, watched, namespace)
         except (ApiError, Unreachable) as error:
             log.warning("sweep_failed", error=str(error), again_seconds=SETTLING_SECONDS)
             relisted.set()  # sweep again soon

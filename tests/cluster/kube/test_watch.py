@@ -16,7 +16,7 @@ from kube.resources import (
 )
 from kube.store import Store
 from kube.transport import Request, Response
-from kube.watch import Selection, reflect
+from kube.watch import Selection, load, reflect
 from tests.support.api_faults import Fault, FaultyTransport, nth
 from tests.support.api_objects import secret
 from tests.support.background import running
@@ -110,33 +110,31 @@ async def test_a_watch_that_the_server_ends_gets_a_bookmark_first(transport: Fau
     await eventually(ends_with_bookmark)
 
 
-async def test_sweep_removes_vanished_objects_only(client: Client, namespace: str) -> None:
+async def test_list_removes_vanished_objects_only(client: Client, namespace: str) -> None:
     store = Store()
     for name in ("ghost", "alive"):
         store.put(SECRETS, await client.create(SECRETS, secret(namespace, name)))
     await client.delete(SECRETS, "ghost", namespace)
-    assert await store.sweep(client, SECRETS, namespace=namespace) == 1
+    await load(client, store, Selection(SECRETS, namespace))
     assert names(store) == {"alive"}
-    assert await store.sweep(client, SECRETS, namespace=namespace) == 0
 
 
-async def test_sweep_reads_what_changed_or_appeared_without_an_event(client: Client, namespace: str) -> None:
+async def test_list_reads_what_changed_or_appeared_without_an_event(client: Client, namespace: str) -> None:
     store = Store()
     store.put(SECRETS, await client.create(SECRETS, secret(namespace, "changed")))
     change = [{"op": "add", "path": "/data", "value": {"a": "YmFy"}}]
     await client.patch_json(SECRETS, "changed", namespace, change)
     await client.create(SECRETS, secret(namespace, "new"))
-    assert await store.sweep(client, SECRETS, namespace=namespace) == 2
+    await load(client, store, Selection(SECRETS, namespace))
     assert names(store) == {"changed", "new"}
     assert (store.get(SECRETS, "changed", namespace) or {})["data"] == {"a": "YmFy"}
-    assert await store.sweep(client, SECRETS, namespace=namespace) == 0
 
 
-async def test_a_sweep_that_fails_removes_nothing(faulty: Client, transport: FaultyTransport, namespace: str) -> None:
+async def test_a_list_that_fails_removes_nothing(faulty: Client, transport: FaultyTransport, namespace: str) -> None:
     store = Store()
     store.put(SECRETS, await faulty.create(SECRETS, secret(namespace, "one")))
     await faulty.delete(SECRETS, "one", namespace)
     transport.plan = lambda _: Fault.FAIL
     with pytest.raises(Unreachable):
-        await store.sweep(faulty, SECRETS, namespace=namespace)
+        await load(faulty, store, Selection(SECRETS, namespace))
     assert names(store) == {"one"}

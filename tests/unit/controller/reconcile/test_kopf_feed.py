@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from controller.reconcile.kopf_feed import SETTLING_SECONDS, SWEEP_SECONDS, _keep_swept, _store_event, load
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Unreachable
@@ -25,7 +23,7 @@ class Empty(Client):
         self.failures = failures
         self.asked = 0
 
-    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
+    async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
         del resource
         self.asked += 1
         if self.asked <= self.failures:
@@ -80,10 +78,6 @@ def test_store_is_swept_periodically() -> None:
 class OnePage(Empty):
     """A cluster with one Model."""
 
-    async def list_metadata(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
-        del resource
-        return ObjectList([model()], "9")
-
     async def list(  # type: ignore[override] # what is not given is not needed
         self, resource: Resource, *_: Any, part: Callable[[Obj], Obj], **__: Any
     ) -> ObjectList:
@@ -91,8 +85,7 @@ class OnePage(Empty):
         return ObjectList([part(model())], "9")
 
 
-@pytest.mark.parametrize("sweeps", [False, True])
-async def test_listed_objects_are_reduced_once_and_in_time(sweeps: bool) -> None:
+async def test_listed_objects_are_reduced_once_and_in_time() -> None:
     store, reduced = Store(), list[Obj]()
 
     def reduce(obj: Obj) -> Obj:
@@ -100,6 +93,6 @@ async def test_listed_objects_are_reduced_once_and_in_time(sweeps: bool) -> None
         return {"metadata": obj["metadata"]}
 
     store.set_reduction(MODELS, reduce)
-    await (store.sweep(OnePage(), MODELS) if sweeps else load(OnePage(), store, [Selection(MODELS)]))
+    await load(OnePage(), store, [Selection(MODELS)])
     assert store.list(MODELS) == [{"metadata": model()["metadata"]}]
     assert len(reduced) == 1
