@@ -3,15 +3,10 @@
 import contextlib
 import logging
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import TextIO
 
-import msgspec
 import structlog
-
-_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-_json: Final = structlog.processors.JSONRenderer(separators=(",", ":"))
 
 
 def to_file(path: Path, *, append: bool = False) -> None:
@@ -32,19 +27,16 @@ def configure(*, verbose: bool = False, errors_only: bool = False, stream: TextI
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: structlog.types.Processor
-    processors: list[structlog.types.Processor]
     if stream.isatty():
         # If rich is installed, the default prints the variables of each frame, including tokens and prompts.
         renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-        processors = [*shared, renderer]
     else:
         shared.append(structlog.processors.format_exc_info)
-        renderer = _json
-        processors = [_render_line]
+        renderer = structlog.processors.JSONRenderer(separators=(",", ":"), ensure_ascii=False)
 
     # 1. Events of Pomona: not by way of the standard library, which takes several times as long for each line.
     structlog.configure(
-        processors=processors,
+        processors=[*shared, renderer],
         logger_factory=lambda *_: _LossyLogger(stream),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
@@ -75,17 +67,3 @@ class _LossyLogger(structlog.WriteLogger):
             super().msg(message)
 
     log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
-
-
-def _render_line(logger: Any, method: str, event: structlog.types.EventDict) -> str:
-    """Return an event as one line of JSON."""
-    if "exc_info" in event:
-        event = structlog.processors.format_exc_info(logger, method, event)
-    event["level"] = method
-    event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    # _PLAIN: types of values that msgspec encodes as they are; anything else goes to `_json`, structlog's slower
-    # renderer.
-    if _PLAIN.issuperset(map(type, event.values())):
-        return msgspec.json.encode(event).decode()
-    # msgspec would write out each field of an object, where its repr leaves out what is secret.
-    return str(_json(logger, method, event))
