@@ -36,7 +36,7 @@ from controller.metrics import ControllerMetrics
 from controller.placement.planner import MIN_RUN_SECONDS
 from controller.pod_settings import DEFAULT_IMAGE, PodSettings
 from controller.run import Controller
-from controller.services.pods.pod_monitor import parse_monitor_labels
+from controller.services.pods.beside_pods import parse_monitor_labels
 from controller.tenant_limits import CONTROL_PLANE_TAINTS, TenantLimits
 from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN, DefaultSchedulingMode
 from devices.limits import raise_descriptor_limit

@@ -23,12 +23,10 @@ from controller.services.accelerator_choice import RoomSource, choose_accelerato
 from controller.services.checked_replica import read_models
 from controller.services.host_traffic import add_host_traffic, find_host_traffic
 from controller.services.kueue_report import NO_REPORT, read_kueue
+from controller.services.pods.beside_pods import build_disruption_budget, build_network_policy, build_pod_monitor
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
-from controller.services.pods.disruption import build_disruption_budget
-from controller.services.pods.network_policy import build_network_policy
 from controller.services.pods.one_node import has_one_node
-from controller.services.pods.pod_monitor import build_pod_monitor
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.probe_policy import Question
 from controller.services.queue_report import recall_standing

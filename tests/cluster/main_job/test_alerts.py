@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from controller.services.pods.pod_monitor import build_pod_monitor
+from controller.services.pods.beside_pods import build_pod_monitor
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, READY_SECONDS, Cluster
 from tests.cluster.metrics.test_forged_series import RULES, build_job

@@ -12,7 +12,7 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from controller.services.pods.pod_monitor import build_pod_monitor
+from controller.services.pods.beside_pods import build_pod_monitor
 from crds.inferenceservice import InferenceService
 from kube.client import Obj
 from tests.controlplane.helm import CHART

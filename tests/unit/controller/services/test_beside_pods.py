@@ -9,7 +9,7 @@ import pytest
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import FIELD_MANAGER
 from controller.reconcile.stamp import needs_apply
-from controller.services.pods.pod_monitor import build_pod_monitor, parse_monitor_labels
+from controller.services.pods.beside_pods import build_pod_monitor, parse_monitor_labels
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE
 from gateway.proxy.exposition import MOST_LINES
