@@ -18,7 +18,7 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.placement_notes import PlacementNotes
 from controller.placement.planner import PlanRules
 from controller.placement.pool_table import read_pools
-from controller.pools.pool_board import PoolBoard
+from controller.pools.reconciler import PoolBoard
 from controller.reconcile.precedence import AdmissionPrecedence
 from controller.services.performance_source import PerformanceSource
 from devices.vendors import Vendors

@@ -13,8 +13,7 @@ from controller.placement.planner import Round
 from controller.placement.pool_limits import PoolProblem
 from controller.placement.pool_standing import PoolStanding
 from controller.placement.units import Unit
-from controller.pools.pool_board import MEASURE_SECONDS, PoolBoard
-from controller.pools.reconciler import decide_pool
+from controller.pools.reconciler import MEASURE_SECONDS, PoolBoard, decide_pool
 from controller.reconcile.plan import Plan, Snapshot
 from crds.size import GIB
 from devices.vendors import VENDORS
