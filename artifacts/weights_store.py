@@ -32,8 +32,7 @@ from artifacts.repositories import local_files
 from artifacts.repositories.repository import SourceAccess
 from artifacts.retry import Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_ollama_source
-from artifacts.stored_identities import list_stored_identities
-from artifacts.weights_access import AccessRecords, access_key, ask_for_access
+from artifacts.weights_access import AccessRecords, access_key, ask_for_access, list_stored_identities
 from crds.size import size_text
 
 P = ParamSpec("P")
