@@ -21,7 +21,7 @@ from gateway.http.control_client import ControlRefusedError, ControlUnreachableE
 from launchd.launchctl import system_launchd, user_launchd
 from launchd.service_definition import PROGRAM, SYSTEM_LOGS, find_state_folder
 from launchd.service_manager import ServiceError, ServiceManager, ServiceState
-from launchd.systemctl import system_systemd, user_systemd
+from launchd.systemd import system_systemd, user_systemd
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_status import AgentStatus
 from metal_agent.exit_codes import STOPPED, AgentExit, forget_exit, load_exit

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launchd.service_definition import UNIT, ServiceDefinition
-from launchd.systemd_unit import render_unit
+from launchd.systemd import render_unit
 from metal_agent.exit_codes import load_exit
 from metal_agent.native.log_files import AGENT_LOG
 from tests.hosts.test_agent_service import ServedHost

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from launchd.property_list import read_plist, render_plist
 from launchd.service_definition import LABEL, ServiceDefinition
 from launchd.service_manager import ServiceError
-from launchd.systemctl import Systemd
-from launchd.systemd_unit import read_unit, render_unit
+from launchd.systemd import Systemd, read_unit, render_unit
 
 # Keys of launchd.plist(5), and the types that it states.
 MANUAL: dict[str, type | tuple[type, ...]] = {

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launchd.launchctl import JobState, Launchd, read_job_state
-from launchd.launchctl_codes import CODES, explain_code
+from launchd.launchctl import CODES, JobState, Launchd, explain_code, read_job_state
 from launchd.service_definition import LABEL, ServiceDefinition
 from launchd.service_manager import ServiceError, run_command
 from tests.support.launchctl_stand_in import LaunchctlStandIn, answer

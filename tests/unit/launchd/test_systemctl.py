@@ -6,7 +6,7 @@ import pytest
 
 from launchd.service_definition import UNIT, ServiceDefinition
 from launchd.service_manager import ServiceError, ServicePhase
-from launchd.systemctl import Systemd
+from launchd.systemd import Systemd
 
 RUNS = (
     "LoadState=loaded\nActiveState=active\nSubState=running\nMainPID=7\nNRestarts=2\nResult=success\nExecMainStatus=0"
