@@ -32,9 +32,8 @@ from controller.placement.queue_events import (
 )
 from controller.placement.round_pacer import LONGEST_PAUSE_SECONDS, ProcessorMeter
 from controller.placement.units import Unit, UnitKey
-from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
-from controller.placement.vanished_units import VanishedUnits, build_freed_place, is_gone
+from controller.placement.vanished_units import UnreportedEnds, VanishedUnits, build_freed_place, is_gone
 from controller.placement.wake_rules import has_waiting_objects
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, UnitWrites, WriteSlots

@@ -1,10 +1,17 @@
-"""Places of pods and processes that vanish: by force, with their node, or sooner than a round of the queue sees it.
+"""Units that are gone before all that follows from it is known: their places in the queue, and their memory on hosts.
 
-A pod that ends hands its place to its successor while it is being deleted. One whose object vanishes at once, or that
-failed and stays as a record, cannot. Nor can a process whose successor is a pod. Their places are written down here.
+A pod that ends hands its place to its successor while it is being deleted. One whose object vanishes at once, by force
+or with its node, or that failed and stays as a record, cannot. Nor can a process whose successor is a pod. Their places
+are written down here.
+
+An agent reports each process and its host in two writes. Between these, the room of a process that is over is neither
+taken by a unit nor free: a unit that was promised it would lose it, and others would be evicted in vain. So the process
+counts as ending until its host has reported it.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -15,8 +22,64 @@ from controller.placement.units import Unit
 from controller.reconcile.triggers import ENDED
 from crds.metalprocess import HostedProcess
 from kube.client import Obj
-from kube.resources import METAL_PROCESSES, PODS, Resource
+from kube.resources import METAL_HOSTS, METAL_PROCESSES, PODS, Resource
 from kube.store import Store
+
+UNREPORTED_SECONDS: Final = 30.0
+"""Time in which a host certainly reports the end: one that does not has an engine that it cannot end."""
+
+
+class _UnreportedEnd(NamedTuple):
+    unit: Unit
+    until: float
+
+
+class UnreportedEnds:
+    """The processes of the last round, and the ended ones whose memory their host still reports as taken.
+
+    Args:
+        wake: called when a host has not reported an end in time.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """Start without processes; `add_to` learns them from round to round."""
+        self._wake = wake
+        # By uid: the processes with a host at the last call, and the ended ones that their host still counts.
+        self._last_placed: dict[str, Unit] = {}
+        self._ends: dict[str, _UnreportedEnd] = {}
+
+    def add_to(self, units: tuple[Unit, ...], store: Store) -> tuple[Unit, ...]:
+        """Return the units, with ended processes added as ending units while their host reports their memory as taken.
+
+        Otherwise this memory would seem to be lost between the two reports of an agent, of the process and of its host.
+        Processes that have gone since the last call are noted as ended; they are forgotten once the host has reported
+        it, or after UNREPORTED_SECONDS.
+        """
+        loop = asyncio.get_running_loop()
+
+        # 1. Note processes that were placed at the last call and are gone now, if their host still counts them.
+        placed = {unit.uid: unit for unit in units if unit.key.kind == "process" and unit.cells}
+        for uid in self._last_placed.keys() - placed.keys():
+            unit = msgspec.structs.replace(self._last_placed[uid], state="ending")
+            if _is_reported(store, unit):
+                self._ends[uid] = _UnreportedEnd(unit, loop.time() + UNREPORTED_SECONDS)
+                loop.call_later(UNREPORTED_SECONDS, self._wake)
+        self._last_placed = placed
+
+        # 2. Forget those that the host has reported, that are back, or that took too long.
+        for uid, end in list(self._ends.items()):
+            if end.until <= loop.time() or uid in placed or not _is_reported(store, end.unit):
+                del self._ends[uid]
+        return (*units, *(end.unit for end in self._ends.values()))
+
+
+def _is_reported(store: Store, unit: Unit) -> bool:
+    """Return whether the host of a process reports its memory as taken."""
+    host = store.get(METAL_HOSTS, unit.cells[0].removeprefix("host/"))
+    if host is None:
+        return False
+    processes = (host.get("status") or {}).get("processes") or ()
+    return any(process["uid"] == unit.uid for process in processes)
 
 
 class VanishedUnits:

@@ -15,8 +15,8 @@ from controller.placement.ledger import Claim, FreedPlace, LedgerContent
 from controller.placement.observed_units import LATE_SECONDS
 from controller.placement.process_units import MOST_ENDING_SECONDS
 from controller.placement.units import Nomination, UnitKey
-from controller.placement.unreported_ends import UNREPORTED_SECONDS
 from controller.placement.unscheduled_pods import PINNED_SECONDS
+from controller.placement.vanished_units import UNREPORTED_SECONDS
 from controller.reconcile.plan import Leading
 from crds.meta import NOMINATED
 from crds.serving import DRAIN_SECONDS
