@@ -40,7 +40,11 @@ def command() -> None:
     show_default=True,
     help="Address of /healthz, /readyz and /metrics, which ask for no token.",
 )
-@click.option("--tls-certificate", type=EXISTING_FILE, help="Certificate of the API, in PEM form, read each minute.")
+@click.option(
+    "--tls-certificate",
+    type=EXISTING_FILE,
+    help="Certificate of the API, in PEM form. It is read again when it changes.",
+)
 @click.option("--tls-key", type=EXISTING_FILE, help="Key of the certificate.")
 @click.option(
     "--prices",
@@ -76,14 +80,15 @@ def api(
 
     from cli import log  # noqa: PLC0415 - same
     from cli.density.reading import load_prices  # noqa: PLC0415 - same
-    from console.run import ConsoleOptions, TlsFiles  # noqa: PLC0415 - same
+    from console.run import ConsoleOptions  # noqa: PLC0415 - same
+    from gateway.proxy.config import Tls  # noqa: PLC0415 - same
 
     # 1. Check the options. address is None after `--address off`.
     if address is None:
         raise click.UsageError("--address off would serve nothing")
     if (tls_certificate is None) != (tls_key is None):
         raise click.UsageError("--tls-certificate and --tls-key go together")
-    tls = TlsFiles(tls_certificate, tls_key) if tls_certificate is not None and tls_key is not None else None
+    tls = Tls(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None
 
     # 2. Serve until a signal.
     log.configure(verbose=verbose)

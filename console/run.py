@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import ssl
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
@@ -17,20 +15,13 @@ from console.density_service import DensityService
 from controller.placement.cluster_view import ClusterView
 from devices.vendors import VENDORS, Vendors
 from gateway.http.whole_answers import AnswerServer, AskedQuestion, Route, WholeAnswer, serve_answers
+from gateway.proxy.config import Tls
+from gateway.proxy.tls import ReloadedCertificate
 from kube.client import Client
 
 log = structlog.get_logger()
 
 DEFAULT_ADDRESS: Final = ("127.0.0.1", 8090)
-CERTIFICATE_SECONDS: Final = 60.0
-"""Pause between two readings of the certificate, which may be renewed."""
-
-
-class TlsFiles(NamedTuple):
-    """The certificate of the API, in PEM form."""
-
-    certificate: Path
-    key: Path
 
 
 class ConsoleOptions(NamedTuple):
@@ -41,7 +32,8 @@ class ConsoleOptions(NamedTuple):
     """Address and port of health and metrics; None: none."""
     vendors: Vendors = VENDORS
     prices: DensityPrices = DensityPrices()
-    tls: TlsFiles | None = None
+    tls: Tls | None = None
+    """The certificate of the API; None: plain HTTP."""
 
 
 async def run(client: Client, options: ConsoleOptions) -> None:
@@ -58,10 +50,7 @@ async def run(client: Client, options: ConsoleOptions) -> None:
     context = DensityContext(service, options.prices)
     async with contextlib.AsyncExitStack() as servers:  # at its end, the servers stop
         # 1. Serve the API, with TLS if there is a certificate.
-        tls = None
-        if options.tls is not None:
-            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            tls.load_cert_chain(options.tls.certificate, options.tls.key)
+        tls = ReloadedCertificate(options.tls).context if options.tls is not None else None
         api = build_api(context, AccessReviews(client))
         _, port = await servers.enter_async_context(serve_answers(api, *options.address, context=tls, caps=CAPS))
 
@@ -72,8 +61,6 @@ async def run(client: Client, options: ConsoleOptions) -> None:
 
         # 3. Work for ever.
         async with asyncio.TaskGroup() as tasks:
-            if tls is not None and options.tls is not None:
-                tasks.create_task(_renew_certificate(tls, options.tls))
             tasks.create_task(service.prepare())
             await view.follow(client)  # for ever: it keeps the view equal to the cluster
 
@@ -103,13 +90,3 @@ def build_health(service: DensityService) -> AnswerServer:
             "/readyz": Route(answer_readyz),
         }
     )
-
-
-async def _renew_certificate(tls: ssl.SSLContext, files: TlsFiles) -> None:
-    """Read the certificate again for ever: connections that follow have the new one."""
-    while True:
-        await asyncio.sleep(CERTIFICATE_SECONDS)
-        try:
-            tls.load_cert_chain(files.certificate, files.key)
-        except OSError as error:
-            log.warning("certificate_not_read", certificate=str(files.certificate), error=str(error))
