@@ -34,10 +34,9 @@ from controller.controller_options import ControllerOptions
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
 from controller.placement.planner import MIN_RUN_SECONDS
-from controller.pod_settings import DEFAULT_IMAGE, PodSettings
+from controller.pod_settings import CONTROL_PLANE_TAINTS, DEFAULT_IMAGE, PodSettings, TenantLimits
 from controller.run import Controller
 from controller.services.pods.beside_pods import parse_monitor_labels
-from controller.tenant_limits import CONTROL_PLANE_TAINTS, TenantLimits
 from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN, DefaultSchedulingMode
 from devices.limits import raise_descriptor_limit
 from kube import credentials

@@ -22,7 +22,7 @@ from controller.models.jobs import JobOutcome, JobProgress, Work
 from controller.models.node_copies import decide_copies
 from controller.models.served import image_of, is_mounted_image, own_claim, weights_path
 from controller.models.volume import MODELS_PATH
-from controller.tenant_limits import TenantLimits, is_image_allowed
+from controller.pod_settings import TenantLimits, is_image_allowed
 from crds.cache import CachedWeights
 from crds.model import Model, ModelFacts
 from kube.client import Obj

@@ -13,9 +13,8 @@ from artifacts.repositories.s3_access import OPTIONAL_VARIABLES, REQUIRED_VARIAB
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, parse, scheme_of
 from controller.models.jobs import ANYWHERE, Placement, Reservation, SecretVariable, Work
 from controller.models.served import accelerator_of, is_mounted_image, own_claim, select_nodes, weights_path
-from controller.pod_settings import PodSettings
+from controller.pod_settings import PodSettings, allowed_tolerations
 from controller.reconcile.plan import child
-from controller.tenant_limits import allowed_tolerations
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, LABEL_MODEL, Toleration
 from crds.model import Model, ModelFacts

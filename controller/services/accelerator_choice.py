@@ -21,7 +21,7 @@ from controller.placement.choice import (
     list_watched,
 )
 from controller.placement.pool_table import read_pools
-from controller.pod_settings import PodSettings
+from controller.pod_settings import CHOICE_OUT_OF_SCOPE, PodSettings
 from controller.reconcile.conditions import MESSAGE_LENGTH
 from controller.reconcile.plan import Snapshot
 from controller.services.candidates import CheckedCandidate, check_candidate, list_candidates
@@ -30,7 +30,6 @@ from controller.services.class_speeds import FindSpeeds, find_no_speeds, sort_sp
 from controller.services.preconditions import ServiceProblem
 from controller.services.probe_wait import ProbeSource, list_unmeasured, wait_for_probes
 from controller.services.replica_counts import NO_REPLICAS, ReplicaCounts, count_replicas
-from controller.tenant_limits import CHOICE_OUT_OF_SCOPE
 from crds.accelerator_choice import AcceleratorChoice, AcceleratorShare
 from crds.inferenceservice import InferenceService, InferenceServiceSpec, wanted_replicas
 from crds.placement import ClassSpeed

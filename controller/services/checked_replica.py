@@ -6,13 +6,12 @@ from typing import Final, NamedTuple
 from controller.models.served import Companion, read_companions
 from controller.placement.nodes import DeviceSizes, find_device_sizes
 from controller.placement.pool_table import read_pools
-from controller.pod_settings import PodSettings
+from controller.pod_settings import PodSettings, check_limits, refuse_hosts, refuse_queue
 from controller.reconcile.plan import Snapshot
 from controller.services import preconditions
 from controller.services.pods.deployment import choose_engine, find_pod_problem
 from controller.services.pods.pod_template import EngineChoice
 from controller.services.preconditions import CheckedService, ServiceProblem
-from controller.tenant_limits import check_limits, refuse_hosts, refuse_queue
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.model import Model

@@ -21,15 +21,13 @@ from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Reconciler, Ref, Snapshot, prune
 from controller.services.accelerator_choice import RoomSource, choose_accelerators
 from controller.services.checked_replica import read_models
-from controller.services.host_traffic import add_host_traffic, find_host_traffic
-from controller.services.kueue_report import NO_REPORT, read_kueue
 from controller.services.pods.beside_pods import build_disruption_budget, build_network_policy, build_pod_monitor
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
 from controller.services.pods.one_node import has_one_node
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.probe_policy import Question
-from controller.services.queue_report import recall_standing
+from controller.services.queue_report import NO_REPORT, read_kueue, recall_standing
 from controller.services.readiness_probe import Prober
 from controller.services.service_triggers import OF_PODS, list_triggers
 from controller.services.service_view import ServiceInputs, ViewFacts, build_view
@@ -38,7 +36,7 @@ from controller.services.speed_replacer import ReplacementReport, report_without
 from controller.services.speed_report import SpeedSources
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, token_secret
-from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, read_traffic
+from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, add_host_traffic, find_host_traffic, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from crds.inferenceservice import InferenceService
 from crds.model import Model

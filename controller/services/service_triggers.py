@@ -28,8 +28,8 @@ from controller.reconcile.triggers import (
     serving_facts,
     waits_for_node,
 )
-from controller.services.kueue_report import reads_of_queue
 from controller.services.preconditions import DEVICE_TOO_SMALL
+from controller.services.queue_report import reads_of_queue
 from crds.meta import LABEL_MODEL, LABEL_SERVICE, LABEL_SERVICE_NAME
 from kube.client import Obj
 from kube.resources import (

@@ -13,9 +13,9 @@ from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators
 from controller.services.checked_replica import CheckedReplica, check_replica, read_models
 from controller.services.endpoints import list_ready_endpoints, list_replica_addresses
-from controller.services.kueue_report import NO_REPORT, KueueReport, explain_kueue_wait
 from controller.services.metal_processes import observe_hosts
 from controller.services.pods.pod_replicas import observe_pods
+from controller.services.queue_report import NO_REPORT, KueueReport, explain_kueue_wait
 from controller.services.replica_counts import find_single_label
 from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas

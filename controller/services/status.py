@@ -15,10 +15,15 @@ from controller.reconcile.plan import Event
 from controller.services.accelerator_choice import ChosenAccelerators
 from controller.services.diagnosis import LOADING
 from controller.services.endpoints import Endpoint
-from controller.services.kueue_report import build_kueue_status
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.probe_policy import Question
-from controller.services.queue_report import SILENT_QUEUE_REASONS, build_queue_events, build_queue_status, explain_wait
+from controller.services.queue_report import (
+    SILENT_QUEUE_REASONS,
+    build_kueue_status,
+    build_queue_events,
+    build_queue_status,
+    explain_wait,
+)
 from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService

@@ -1,18 +1,25 @@
-"""The traffic of a service by the metrics of its pods: the series to read, and the traffic between two readings.
+"""The traffic of a service: that of its pods by their metrics, and that of hosts, as agents report it.
 
 Pomona's proxy is before every engine and counts what clients asked for. It is asked for its own series only, because it
 would read those of the engine first. What a pod sends is not trusted: lines that are no counts are ignored.
 
 The rate of tokens of a pod is 0 while nobody asks, and the time between two tokens grows with the requests beside. So
 the speed of a pod is compared by what was generated for one request alone, which the proxy counts by itself.
+
+An agent writes the numbers of a process once a minute at most, and only if they have changed by more than a tenth.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
+from controller.reconcile.plan import Snapshot, decode_stored
 from controller.services.endpoints import Endpoint
+from controller.services.metal_processes import read_hosts
+from controller.services.rollout import is_host_lost
 from crds.inferenceservice import InferenceServiceStatus
-from crds.rate import format_rate, is_notable_change
+from crds.metalprocess import MetalProcess
+from crds.rate import MOST_REPORTED, format_rate, is_notable_change
+from kube.resources import METAL_PROCESSES
 
 MOST: Final = 2**31 - 1
 """Largest number that the fields of the status hold."""
@@ -221,3 +228,46 @@ def _differs(old: float | None, new: float | None) -> bool:
     if old is None or new is None:
         return old is not new
     return is_notable_change(old, new)
+
+
+MOST_REQUESTS_REPORTED: Final = 1_000_000
+"""Requests per minute that are believed of one process of a host."""
+
+
+def find_host_traffic(snapshot: Snapshot, namespace: str, service_uid: str) -> Traffic:
+    """Return the traffic of a service on hosts: the sum of what its processes report that serve on live hosts.
+
+    A process that reports a negative number is left out, and excessive numbers are cut.
+    """
+    children = snapshot.children(METAL_PROCESSES, namespace, service_uid)
+    processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
+    hosts = read_hosts(snapshot.store, {process.spec.host_name for process in processes})
+
+    traffic = UNKNOWN_TRAFFIC
+    for process in processes:
+        # Only what serves on a live host counts.
+        status = process.status
+        if status.phase != "Ready" or is_host_lost(process.spec.host_name or "", hosts):
+            continue
+
+        # A negative number tells that the report is wrong.
+        rate, requests, average_ms = status.tokens_per_second, status.requests_per_minute, status.average_latency_ms
+        if (requests is not None and requests < 0) or (average_ms is not None and average_ms < 0):
+            continue
+
+        # Cut excessive numbers, and add the rest up.
+        reported = Traffic(
+            requests_per_minute=min(requests, MOST_REQUESTS_REPORTED) if requests is not None else None,
+            average_ms=average_ms,
+            tokens_per_second=min(float(rate), MOST_REPORTED) if rate else None,
+        )
+        traffic = combine_traffic(traffic, reported)
+    return traffic
+
+
+def add_host_traffic(of_pods: Traffic, of_hosts: Traffic, shown: Traffic) -> Traffic:
+    """Return the sum of the traffic in pods and on hosts; or `shown`, that of the status, if the sum hardly differs."""
+    if of_hosts == UNKNOWN_TRAFFIC:
+        return of_pods
+    total = combine_traffic(of_pods, of_hosts)
+    return total if differs_notably(shown, total) else shown

@@ -11,10 +11,9 @@ from controller.models.job_pods import ObservedPods
 from controller.models.observation import ObservedModel
 from controller.models.reconciler import decide_model
 from controller.models.source_secret import SecretVerdict
-from controller.pod_settings import PodSettings
+from controller.pod_settings import UNLIMITED, PodSettings
 from controller.reconcile.conditions import find
 from controller.reconcile.plan import Plan
-from controller.tenant_limits import UNLIMITED
 from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Condition, ObjectMeta
 from crds.model import Model, ModelSpec

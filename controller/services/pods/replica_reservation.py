@@ -10,14 +10,13 @@ from msgspec.structs import replace
 from controller.models.jobs import Reservation
 from controller.models.served import Served, accelerator_of
 from controller.placement.pod_requests import sum_requests
-from controller.pod_settings import PodSettings
+from controller.pod_settings import PodSettings, check_limits
 from controller.services.pods.deployment import choose_engine
 from controller.services.pods.devices import request_devices
 from controller.services.pods.pod_template import MountedWeights, build_pod
 from controller.services.preconditions import CheckedService, check_service
 from controller.services.replica_memory import measure_replica
 from controller.services.serving_choice import apply_choice
-from controller.tenant_limits import check_limits
 from crds.inferenceservice import InferenceService
 
 _CLAIM: Final = "copy"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.tenant_limits import TenantLimits, allowed_tolerations, check_limits, refuse_hosts
+from controller.pod_settings import TenantLimits, allowed_tolerations, check_limits, refuse_hosts
 from devices.vendors import VENDORS
 from tests.support.api_objects import as_service, service
 

@@ -1,7 +1,7 @@
 """Weights that nodes mount as an image: inspected as any others, with no volume and no download."""
 
 from controller.models.served import cache_path
-from controller.tenant_limits import TenantLimits
+from controller.pod_settings import TenantLimits
 from crds.cache import CacheOptions
 from kube.resources import JOBS
 from tests.support.simulated_model import INSPECTED, SimulatedModel

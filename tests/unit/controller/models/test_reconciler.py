@@ -13,9 +13,9 @@ from controller.models.jobs import ANNOTATION_ATTEMPT, LAST_RETRY_SECONDS, LOST_
 from controller.models.observation import observe_model
 from controller.models.served import cache_path, claim_name
 from controller.models.volume import SETTLING_SECONDS
+from controller.pod_settings import TenantLimits
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
-from controller.tenant_limits import TenantLimits
 from crds.cache import CacheOptions
 from crds.meta import SecretReference, Toleration
 from crds.model import ModelHardware

@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.reconcile.plan import Snapshot
-from controller.services.host_traffic import (
+from controller.services.traffic import (
     MOST_REQUESTS_REPORTED,
+    MOST_TOKENS_PER_SECOND,
+    UNKNOWN_TRAFFIC,
+    Traffic,
     add_host_traffic,
     find_host_traffic,
 )
-from controller.services.traffic import MOST_TOKENS_PER_SECOND, UNKNOWN_TRAFFIC, Traffic
 from crds.rate import MOST_REPORTED
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES

@@ -12,10 +12,10 @@ import pytest
 from controller.placement.kueue import KueuePlace, KueueQueues, KueueStanding
 from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.stamp import stamp
-from controller.services.kueue_report import build_kueue_status, explain_kueue_wait, read_kueue, reads_of_queue
 from controller.services.pods.deployment_strategy import KUEUE_SECONDS, SURGE, make_way_for_kueue
 from controller.services.pods.observed_deployments import ObservedDeployment
 from controller.services.preconditions import ServiceProblem
+from controller.services.queue_report import build_kueue_status, explain_kueue_wait, read_kueue, reads_of_queue
 from crds.meta import KUEUE_GATE, KUEUE_QUEUE_NAME, LABEL_SERVICE, QUEUE_GATE
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, LOCAL_QUEUES, MODELS, PODS

@@ -7,8 +7,7 @@ from controller.placement.alternatives import Alternative
 from controller.placement.placement_notes import PlacementNote, PlacementNotes
 from controller.placement.score import score_cell
 from controller.placement.units import SpeedProfile
-from controller.services.placement_report import report_placement
-from controller.services.speed_report import SpeedReport
+from controller.services.speed_report import SpeedReport, report_placement
 from crds.placement import ClassSpeed, PlacementStatus
 from kube.resources import ObjectKey
 from tests.support.queue_units import gpus, node, pod

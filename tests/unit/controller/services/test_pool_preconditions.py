@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.pod_settings import TenantLimits, refuse_queue
 from controller.reconcile.triggers import Trigger
 from controller.services.reconciler import service_reconciler
-from controller.tenant_limits import TenantLimits, refuse_queue
 from kube.client import Obj
 from kube.resources import (
     ACCELERATOR_POOLS,

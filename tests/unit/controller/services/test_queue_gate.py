@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from controller.pod_settings import PodSettings
+from controller.pod_settings import PodSettings, TenantLimits
 from controller.reconcile.plan import Plan
 from controller.reconcile.stamp import ANNOTATION_STAMP, needs_apply, stamp
 from controller.services.pods.queue_gate import has_gate, set_gate
-from controller.tenant_limits import TenantLimits
 from crds.meta import QUEUE_GATE
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, PODS

@@ -5,12 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.pod_settings import PodSettings
+from controller.pod_settings import PodSettings, TenantLimits
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.reconciler import ServiceEffects, decide_service, service_reconciler
 from controller.services.service_view import ServiceInputs
 from controller.services.traffic import Traffic
-from controller.tenant_limits import TenantLimits
 from crds.serving import ServingOptions
 from crds.weights_header import Layout
 from fitness.memory import Workload, estimate

@@ -8,9 +8,8 @@ from controller.models.job_pods import NO_PODS
 from controller.models.jobs import Placement, Reservation, proceed
 from controller.models.served import Served, runtime_of
 from controller.models.volume import prepare_fetch, read_facts
-from controller.pod_settings import PodSettings
+from controller.pod_settings import PodSettings, TenantLimits
 from controller.services.pods.replica_reservation import reserve_replica
-from controller.tenant_limits import TenantLimits
 from crds.meta import ObjectMeta
 from crds.model import Model
 from kube.client import Obj
