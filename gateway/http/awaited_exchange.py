@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.event_log import log
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
-from gateway.http.request_head import InvalidRequestError, RequestHead
+from gateway.http.request_head import InvalidRequestError
 
 _UNREAD_BODY_BYTES: Final = 256 << 10
 
@@ -30,7 +30,7 @@ class AwaitedExchange(RequestReceiver):
 
         With `reads_body` False it reads no body, and `take_body` drops what comes.
         """
-        self._exchange = exchange
+        self.exchange = exchange
         self._reads_body = reads_body
         self._unread = bytearray()
         """The pieces of the body that came and were not read yet."""
@@ -38,15 +38,6 @@ class AwaitedExchange(RequestReceiver):
         self._body_waiter: asyncio.Future[None] | None = None  # `read` waits here for more of the body
         self._drain_waiter: asyncio.Future[None] | None = None  # `drain` waits here for the client to read
         self._task = asyncio.get_running_loop().create_task(self._run(answer))
-
-    @property
-    def head(self) -> RequestHead:
-        """The head of the request."""
-        return self._exchange.head
-
-    def send_continue(self) -> None:
-        """Ask the client for the body, if it waits for that."""
-        self._exchange.send_continue()
 
     async def read(self) -> bytes:
         """Wait for the next piece of the request body and return it; return b"" at the end of the body.
@@ -58,7 +49,7 @@ class AwaitedExchange(RequestReceiver):
         while not self._unread:
             if self._body_error:  # `fail_body` has set it
                 raise self._body_error
-            if self._exchange.body_complete:
+            if self.exchange.body_complete:
                 return b""
             self._body_waiter = asyncio.get_running_loop().create_future()  # done by `take_body` or `fail_body`
             await self._body_waiter
@@ -66,30 +57,14 @@ class AwaitedExchange(RequestReceiver):
         # Take all of it, and let the client send more.
         piece = bytes(self._unread)
         self._unread.clear()
-        self._exchange.connection.resume_body()
+        self.exchange.connection.resume_body()
         return piece
-
-    def respond(self, status: int, fields: bytes, body: bytes) -> None:
-        """Send the whole response; `fields` has a line for each header field."""
-        self._exchange.respond(status, fields, body)
-
-    def start(self, status: int, fields: bytes) -> None:
-        """Send the head of a response whose length is not known."""
-        self._exchange.start(status, fields)
-
-    def write(self, data: bytes) -> None:
-        """Send a piece of the response."""
-        self._exchange.write(data)
 
     async def drain(self) -> None:
         """Wait until the client has read most of what was written."""
-        if self._exchange.is_blocked:
+        if self.exchange.is_blocked:
             self._drain_waiter = asyncio.get_running_loop().create_future()
             await self._drain_waiter
-
-    def finish(self) -> None:
-        """End the response."""
-        self._exchange.finish()
 
     # Called by the connection
 
@@ -100,7 +75,7 @@ class AwaitedExchange(RequestReceiver):
             return  # nobody calls `read`, so the piece is dropped
         self._unread += piece
         if len(self._unread) > _UNREAD_BODY_BYTES:  # 256 KiB; `read` lets the connection read again
-            self._exchange.connection.pause_body()
+            self.exchange.connection.pause_body()
         _wake(self._body_waiter)  # a `read` that waits goes on
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
@@ -122,10 +97,10 @@ class AwaitedExchange(RequestReceiver):
             await answer(self)
         except Exception:  # noqa: BLE001 - one request must not end the connections of all others
             log.exception("request_failed")
-            if not self._exchange.started:
-                self.respond(500, b"", b"")
-        if not self._exchange.ended:
-            self._exchange.break_off()
+            if not self.exchange.started:
+                self.exchange.respond(500, b"", b"")
+        if not self.exchange.ended:
+            self.exchange.break_off()
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

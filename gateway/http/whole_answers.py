@@ -220,9 +220,8 @@ class AnswerServer:
         """
         if inspect.iscoroutinefunction(route.answer):
 
-            async def respond(exchange: AwaitedExchange) -> None:  # in a task, which the exchange starts at once
-                answer = await route.answer(question)  # type: ignore[misc] # a coroutine function
-                exchange.respond(answer.status, answer.encode_fields(), answer.body)
+            async def respond(_: AwaitedExchange) -> None:  # in a task, which the exchange starts at once
+                self._respond(question.exchange, await route.answer(question))  # type: ignore[misc] # a coroutine
 
             return AwaitedExchange(question.exchange, respond, reads_body=False)
         answer = route.answer(question)

@@ -41,37 +41,38 @@ class ControlApi:
         """Begin to answer one call."""
         return AwaitedExchange(exchange, self._answer)
 
-    async def _answer(self, exchange: AwaitedExchange) -> None:
+    async def _answer(self, call: AwaitedExchange) -> None:
         """Answer one call, or refuse it with the status of a ControlError."""
         try:
-            await self._dispatch(exchange)
+            await self._dispatch(call)
         except ControlError as error:
-            _respond(exchange, ControlRefusal(str(error)), error.status)
+            _respond(call, ControlRefusal(str(error)), error.status)
 
-    async def _dispatch(self, exchange: AwaitedExchange) -> None:
+    async def _dispatch(self, call: AwaitedExchange) -> None:
         """Carry out the call that method and path name; `uid` is that of a backend. Raises ControlError."""
-        match (exchange.head.method, *exchange.head.path.split("/")[1:]):
+        head = call.exchange.head
+        match (head.method, *head.path.split("/")[1:]):
             case ("GET", "state"):
-                _respond(exchange, self._proxy_state())
+                _respond(call, self._proxy_state())
             case ("PUT", "services"):
-                await self._configure(exchange)
+                await self._configure(call)
             case ("GET", "metrics"):
-                exchange.respond(HTTPStatus.OK, metrics.FIELDS, metrics.render_metrics(self._listeners.services))
+                call.exchange.respond(HTTPStatus.OK, metrics.FIELDS, metrics.render_metrics(self._listeners.services))
             case ("GET", "backends", "health"):
-                await self._watch_health(exchange)
+                await self._watch_health(call)
             case ("GET", "backends", "busy"):
-                await self._wait_busy(exchange)
+                await self._wait_busy(call)
             case ("GET", "backends", uid, "idle"):
-                await self._wait_idle(exchange, uid)
+                await self._wait_idle(call, uid)
             case ("POST", "backends", uid, "health"):
-                self._clear_health(exchange, uid)
+                self._clear_health(call, uid)
             case _:
-                raise ControlError(HTTPStatus.NOT_FOUND, f"{exchange.head.method} {exchange.head.path} is no call")
+                raise ControlError(HTTPStatus.NOT_FOUND, f"{head.method} {head.path} is no call")
 
-    async def _configure(self, exchange: AwaitedExchange) -> None:
+    async def _configure(self, call: AwaitedExchange) -> None:
         """Apply the configuration in the body, and answer with the new state. Raises ControlError."""
         body = bytearray()
-        while piece := await exchange.read():
+        while piece := await call.read():
             body += piece
             if len(body) > _BODY_LIMIT_BYTES:
                 raise ControlError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the configuration is larger than 16 MiB")
@@ -85,45 +86,45 @@ class ControlApi:
             await asyncio.shield(asyncio.ensure_future(self._listeners.configure(config)))
         except DrainingError as error:
             raise ControlError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
-        _respond(exchange, self._proxy_state())
+        _respond(call, self._proxy_state())
 
-    async def _wait_idle(self, exchange: AwaitedExchange, uid: str) -> None:
+    async def _wait_idle(self, call: AwaitedExchange, uid: str) -> None:
         """Answer once backend `uid` has no request in flight, or at the time-out of the call."""
         in_flight = self._listeners.in_flight
-        await _wait(exchange, in_flight.wait_idle(uid))
-        _respond(exchange, RequestsInFlight(in_flight=in_flight.counts().get(uid, 0)))
+        await _wait(call, in_flight.wait_idle(uid))
+        _respond(call, RequestsInFlight(in_flight=in_flight.counts().get(uid, 0)))
 
-    async def _wait_busy(self, exchange: AwaitedExchange) -> None:
+    async def _wait_busy(self, call: AwaitedExchange) -> None:
         """Answer once any backend has a request in flight, or at the time-out of the call."""
         in_flight = self._listeners.in_flight
-        await _wait(exchange, in_flight.wait_busy())
-        _respond(exchange, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
+        await _wait(call, in_flight.wait_busy())
+        _respond(call, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
 
-    async def _watch_health(self, exchange: AwaitedExchange) -> None:
+    async def _watch_health(self, call: AwaitedExchange) -> None:
         """Send the health of each suspect backend, then each change, as lines of JSON, until the client hangs up.
 
         In pauses empty lines are sent, so that the client can tell a quiet proxy from a stuck one.
         """
-        exchange.start(HTTPStatus.OK, b"Content-Type: application/x-ndjson\r\n")
+        call.exchange.start(HTTPStatus.OK, b"Content-Type: application/x-ndjson\r\n")
         async with contextlib.aclosing(self._listeners.health.watch(_HEARTBEAT_SECONDS)) as changes:
             async for health in changes:
-                exchange.write((msgspec.json.encode(health) if health else b"") + b"\n")
-                await exchange.drain()
+                call.exchange.write((msgspec.json.encode(health) if health else b"") + b"\n")
+                await call.drain()
 
-    def _clear_health(self, exchange: AwaitedExchange, uid: str) -> None:
+    def _clear_health(self, call: AwaitedExchange, uid: str) -> None:
         if not self._listeners.health.clear(uid):
             raise ControlError(HTTPStatus.NOT_FOUND, f"no backend {uid} is configured")
-        _respond(exchange, BackendHealth(uid))
+        _respond(call, BackendHealth(uid))
 
     def _proxy_state(self) -> ProxyState:
         services, router = self._listeners.service_states(), self._listeners.router_state()
         return ProxyState(version=BUILD, pid=os.getpid(), services=services, router=router)
 
 
-async def _wait(exchange: AwaitedExchange, awaited: Coroutine[Any, Any, None]) -> None:
+async def _wait(call: AwaitedExchange, awaited: Coroutine[Any, Any, None]) -> None:
     """Wait for `awaited`, at most for the seconds that the query of the call states. Raises ControlError."""
     try:
-        timeout_seconds = float(parse_qs(exchange.head.query)["timeoutSeconds"][0])
+        timeout_seconds = float(parse_qs(call.exchange.head.query)["timeoutSeconds"][0])
     except (KeyError, ValueError) as error:
         awaited.close()  # otherwise Python would warn that it was never awaited
         raise ControlError(HTTPStatus.BAD_REQUEST, "timeoutSeconds must be a number of seconds") from error
@@ -132,5 +133,5 @@ async def _wait(exchange: AwaitedExchange, awaited: Coroutine[Any, Any, None]) -
             await awaited
 
 
-def _respond(exchange: AwaitedExchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
-    exchange.respond(status, JSON_FIELDS, msgspec.json.encode(body))
+def _respond(call: AwaitedExchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
+    call.exchange.respond(status, JSON_FIELDS, msgspec.json.encode(body))

@@ -218,7 +218,7 @@ class PodReports:
         exchange.respond(HTTPStatus.OK, metrics.FIELDS, metrics.render_metrics(self._services))
         return None
 
-    async def _answer(self, exchange: AwaitedExchange, scraper: EngineScraper) -> None:
+    async def _answer(self, awaited: AwaitedExchange, scraper: EngineScraper) -> None:
         """Send the series of the proxy and of the engine; a client that does not read them in time is cut off.
 
         With too many such answers at once, the engine's series are left out, to bound the memory.
@@ -231,12 +231,12 @@ class PodReports:
             text = metrics.render_metrics(self._services) + engine_up + engine.text
 
             # 2. Send it in pieces, as fast as the client reads.
-            exchange.start(HTTPStatus.OK, metrics.FIELDS)
+            awaited.exchange.start(HTTPStatus.OK, metrics.FIELDS)
             async with asyncio.timeout(SEND_SECONDS):
                 for begin in range(0, len(text), _PIECE_BYTES):
-                    exchange.write(text[begin : begin + _PIECE_BYTES])
-                    await exchange.drain()
-            exchange.finish()
+                    awaited.exchange.write(text[begin : begin + _PIECE_BYTES])
+                    await awaited.drain()
+            awaited.exchange.finish()
         except TimeoutError:
             log.info("metrics_not_read", service=scraper.service, seconds=SEND_SECONDS)
         finally:

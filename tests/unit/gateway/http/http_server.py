@@ -25,12 +25,12 @@ class HttpServer(NamedTuple):
     port: int
 
 
-async def echo(exchange: AwaitedExchange) -> None:
+async def echo(awaited: AwaitedExchange) -> None:
     """Answer with method, path and body of the request."""
-    pieces = [f"{exchange.head.method} {exchange.head.path} ".encode()]
-    while piece := await exchange.read():
+    pieces = [f"{awaited.exchange.head.method} {awaited.exchange.head.path} ".encode()]
+    while piece := await awaited.read():
         pieces.append(piece)
-    exchange.respond(200, b"", b"".join(pieces))
+    awaited.exchange.respond(200, b"", b"".join(pieces))
 
 
 def render_error(status: int, reason: str) -> tuple[bytes, bytes]:

@@ -26,11 +26,11 @@ def test_piece_of_a_response_is_sent_before_the_call_returns() -> None:
     async def main() -> None:
         sent: asyncio.Future[tuple[bool, bytes]] = asyncio.get_running_loop().create_future()
 
-        async def stream(exchange: AwaitedExchange) -> None:
-            exchange.start(200, b"")
-            exchange.write(b"token")
+        async def stream(awaited: AwaitedExchange) -> None:
+            awaited.exchange.start(200, b"")
+            awaited.exchange.write(b"token")
             sent.set_result((is_readable(client), client.recv(1 << 16)))
-            exchange.finish()
+            awaited.exchange.finish()
 
         async with serve(stream) as server:
             with closing(socket.create_connection(("127.0.0.1", server.port))) as client:

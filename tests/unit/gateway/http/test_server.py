@@ -28,14 +28,14 @@ class Waiting:
         self.cancelled = asyncio.Event()
         self.released = asyncio.Event()
 
-    async def __call__(self, exchange: AwaitedExchange) -> None:
+    async def __call__(self, awaited: AwaitedExchange) -> None:
         self.began.set()
         try:
             await self.released.wait()
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        await echo(exchange)
+        await echo(awaited)
 
 
 # Framing
@@ -74,10 +74,10 @@ async def test_chunked_request_keeps_the_connection() -> None:
 
 
 async def test_head_request_is_answered_without_a_body() -> None:
-    async def stream(exchange: AwaitedExchange) -> None:
-        exchange.start(200, b"")
-        exchange.write(b"body")
-        exchange.finish()
+    async def stream(awaited: AwaitedExchange) -> None:
+        awaited.exchange.start(200, b"")
+        awaited.exchange.write(b"body")
+        awaited.exchange.finish()
 
     async with serve() as server, connect(server) as client:
         await client.send(GET.replace(b"GET", b"HEAD") + GET)
@@ -90,12 +90,12 @@ async def test_head_request_is_answered_without_a_body() -> None:
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_stream_is_chunked_but_for_http_1_0(version: bytes) -> None:
-    async def stream(exchange: AwaitedExchange) -> None:
-        exchange.start(200, b"X: 1\r\n")
-        exchange.write(b"one")
-        exchange.write(b"")
-        exchange.write(b"two")
-        exchange.finish()
+    async def stream(awaited: AwaitedExchange) -> None:
+        awaited.exchange.start(200, b"X: 1\r\n")
+        awaited.exchange.write(b"one")
+        awaited.exchange.write(b"")
+        awaited.exchange.write(b"two")
+        awaited.exchange.finish()
 
     async with serve(stream) as server, connect(server) as client:
         await client.send(GET.replace(b"1.1", version).replace(b"Host", b"Connection: close\r\nHost"))
@@ -104,12 +104,12 @@ async def test_stream_is_chunked_but_for_http_1_0(version: bytes) -> None:
 
 
 async def test_body_is_asked_for_only_when_the_handler_wants_it() -> None:
-    async def refuse(exchange: AwaitedExchange) -> None:
-        exchange.respond(401, b"", b"no")
+    async def refuse(awaited: AwaitedExchange) -> None:
+        awaited.exchange.respond(401, b"", b"no")
 
-    async def accept(exchange: AwaitedExchange) -> None:
-        exchange.send_continue()
-        await echo(exchange)
+    async def accept(awaited: AwaitedExchange) -> None:
+        awaited.exchange.send_continue()
+        await echo(awaited)
 
     request = b"POST /d HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
     async with serve(refuse) as server, connect(server) as client:
@@ -123,9 +123,9 @@ async def test_body_is_asked_for_only_when_the_handler_wants_it() -> None:
 
 
 async def test_response_before_the_end_of_the_body_reaches_a_client_that_still_sends() -> None:
-    async def refuse(exchange: AwaitedExchange) -> None:
-        await exchange.read()
-        exchange.respond(413, b"", b"too much")
+    async def refuse(awaited: AwaitedExchange) -> None:
+        await awaited.read()
+        awaited.exchange.respond(413, b"", b"too much")
 
     async with serve(refuse) as server, connect(server) as client:
         await client.send(b"POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 67108864\r\n\r\n")
@@ -177,10 +177,10 @@ async def test_empty_lines_are_no_request_but_for_one() -> None:
 
 
 async def test_handler_that_fails_is_a_500_and_breaks_off_what_it_began() -> None:
-    async def fail(exchange: AwaitedExchange) -> None:
-        if exchange.head.method == "GET":
-            exchange.start(200, b"")
-            exchange.write(b"half")
+    async def fail(awaited: AwaitedExchange) -> None:
+        if awaited.exchange.head.method == "GET":
+            awaited.exchange.start(200, b"")
+            awaited.exchange.write(b"half")
         raise ValueError("a defect")
 
     async with serve(fail) as server:
@@ -237,15 +237,15 @@ async def test_idle_connection_is_closed_in_time_and_not_while_it_has_a_request(
 async def test_client_that_never_reads_is_ended(is_stream: bool) -> None:
     ended = asyncio.Event()
 
-    async def pour(exchange: AwaitedExchange) -> None:
+    async def pour(awaited: AwaitedExchange) -> None:
         try:
             if not is_stream:
-                exchange.respond(200, b"", bytes(64 << 20))
+                awaited.exchange.respond(200, b"", bytes(64 << 20))
                 return
-            exchange.start(200, b"")
+            awaited.exchange.start(200, b"")
             while True:
-                exchange.write(bytes(1 << 16))
-                await exchange.drain()
+                awaited.exchange.write(bytes(1 << 16))
+                await awaited.drain()
         finally:
             ended.set()
 
@@ -258,8 +258,8 @@ async def test_client_that_never_reads_is_ended(is_stream: bool) -> None:
 
 
 async def test_client_that_reads_slowly_is_not_ended() -> None:
-    async def pour(exchange: AwaitedExchange) -> None:
-        exchange.respond(200, b"", bytes(16 << 20))
+    async def pour(awaited: AwaitedExchange) -> None:
+        awaited.exchange.respond(200, b"", bytes(16 << 20))
 
     times = ConnectionTimes(write_seconds=1.5, linger_seconds=1.5, idle_seconds=1.5, sweep_seconds=0.01)
     async with serve(pour, times=times) as server:
