@@ -21,7 +21,7 @@ EXTRAS: Final = {"kopf": "controller", "xllamacpp": "llama"}
 class LazyGroup(click.Group):
     """A group with the name of each sub-command, its line in the help, and the module that has its `command`.
 
-    A module with several commands is named with the one that is meant: `cli.host.cordon:drain`.
+    A module with several commands is named with the one that is meant: `cli.host.scheduling:drain`.
     """
 
     def __init__(self, *args: Any, subcommands: Mapping[str, tuple[str, str]], **settings: Any) -> None:

@@ -24,7 +24,7 @@ SECTIONS = {
         "catalog": ("list models that `pomona deploy` knows by name", "cli.service.catalog"),
     },
     "Hosts of a cluster, such as Macs": {
-        "hosts": ("list the hosts outside of the cluster", "cli.host.list"),
+        "hosts": ("list the hosts outside of the cluster", "cli.host.membership:list_hosts"),
         "host": ("invite, look at, drain and remove hosts outside of the cluster", "cli.host.command"),
         "agent": ("serve models on this machine as a host of a cluster", "cli.agent.command"),
     },

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from artifacts import durable
 from cli.cluster_options import ClusterOptions
-from cli.host.remove import describe_removal, warn_of_bound_processes
-from cli.host.taint import apply_changes, parse_change
+from cli.host.membership import describe_removal, warn_of_bound_processes
+from cli.host.scheduling import apply_changes, parse_change
 from cli.main import main
 from crds.metalhost import HostTaint
 from metal_agent.cluster.host_identity import JoinedHost, write_joined_host

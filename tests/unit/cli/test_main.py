@@ -189,7 +189,7 @@ def test_error_that_quotes_others_moves_no_cursor(monkeypatch: pytest.MonkeyPatc
     def refuse(*_: object) -> None:
         raise click.ClickException("chat answered 500: \x1b]52;c;Y3Vy\x07\x9b1A\nno\tmore")
 
-    for module in ("cli.service.chat", "cli.host.list"):
+    for module in ("cli.service.chat", "cli.host.membership"):
         monkeypatch.setattr(f"{module}.run_in_cluster", refuse)
     for command in (["chat", "chat", "Who?"], ["host", "list"]):
         result = CliRunner().invoke(main, command)

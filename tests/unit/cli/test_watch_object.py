@@ -9,7 +9,7 @@ import pytest
 
 from cli.cluster_access import Cluster, watch_object
 from cli.cluster_options import ClusterOptions
-from cli.host.cordon import wait_until_drained
+from cli.host.scheduling import wait_until_drained
 from kube.client import Client, Obj, ObjectList, WatchEvent
 from kube.credentials import Credentials
 from kube.errors import Unreachable

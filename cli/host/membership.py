@@ -1,18 +1,88 @@
-"""`pomona host remove`: revoke the rights of a host, and delete its objects."""
+"""`pomona host join`, `list` and `remove`: the hosts outside of the cluster, how one joins, and how its rights end.
+
+`pomona hosts` lists them, too. To remove a host revokes its rights, and deletes its objects.
+"""
 
 import asyncio
 from difflib import get_close_matches
 
 import click
 
-from cli.api_objects import Obj
+from cli.api_objects import Obj, find_condition, status_reader
 from cli.cluster_access import Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.confirmation import confirm
 from cli.lazy import program_name
-from cli.output import progress_width, wrap_text
+from cli.output import TableColumn, age_text, output_option, print_objects, progress_width, wrap_text
+from cli.service.service_tree import describe_host_state
 from kube.resources import METAL_HOSTS
+
+
+@click.command("list")
+@output_option
+@cluster_options
+def list_hosts(*, target: ClusterOptions, output_format: str) -> None:
+    """List the hosts: what they are, what is free there, and whether they take processes.
+
+    `pomona hosts` is the same command.
+
+    \b
+    Examples:
+      pomona host list
+      pomona hosts -o wide
+    """
+    hosts = run_in_cluster(target, lambda cluster: cluster.client.list(METAL_HOSTS))
+    join = f"{program_name()} host join NAME{target.render()}"
+    empty = f"no host has joined: make a code with `{join}` (docs/mac.md)"
+    print_objects(hosts.items, COLUMNS, output_format, empty=empty)
+
+
+COLUMNS = [
+    TableColumn("NAME", lambda it: str(it["metadata"]["name"]), is_name=True),
+    TableColumn("STATE", describe_host_state),
+    TableColumn("CHIP", status_reader("chip")),
+    TableColumn("FREE", status_reader("available")),
+    TableColumn("PROCESSES", lambda it: str(len(it.get("status", {}).get("processes", [])))),
+    TableColumn("AGENT", status_reader("agentVersion")),
+    TableColumn("AGE", lambda it: age_text(it["metadata"].get("creationTimestamp"))),
+    TableColumn("ADDRESS", status_reader("address"), is_wide=True),
+    TableColumn("OS", status_reader("os"), is_wide=True),
+    TableColumn("RUNTIMES", lambda it: ",".join(it.get("status", {}).get("runtimes", [])), is_wide=True),
+    TableColumn("MESSAGE", lambda it: str(find_condition(it, "Ready").get("message", "")), is_wide=True),
+]
+"""The columns of the table."""
+
+
+@click.command("join")
+@click.argument("name")
+@click.option("--server", help="URL of the API server that the host reaches. Default: the one of the kubeconfig.")
+@cluster_options
+def join(name: str, *, server: str | None, target: ClusterOptions) -> None:
+    """Make an identity for host NAME, and a code with which one machine takes it over.
+
+    The code is valid for 15 minutes and for one use. Another code for the same host replaces an unused one; a host
+    that runs goes on. The code alone is written to standard output, so that it can be piped.
+
+    \b
+    Examples:
+      pomona host join studio-1
+      pomona host join studio-1 --server https://192.0.2.10:6443
+      pomona host join studio-1 | ssh studio-1 '~/.local/bin/pomona' agent join -
+    """
+    from metal_agent.join.invitation import CODE_SECONDS, InvitationError, invite_host  # noqa: PLC0415 - not for --help
+
+    try:
+        code = run_in_cluster(target, lambda cluster: invite_host(cluster.client, cluster.credentials, name, server))
+    except InvitationError as error:
+        raise click.ClickException(str(error)) from error
+
+    # The explanation goes to standard error, so that the code alone can be piped.
+    click.echo(f"On the machine that becomes host {name}, within {CODE_SECONDS // 60} minutes:\n", err=True)
+    click.echo("  pomona agent join CODE\n", err=True)
+    click.echo("with this CODE, which works once (hand it over as you would a password):\n", err=True)
+    click.echo(code)
+
 
 _MOST_SHOWN = 10
 
@@ -21,7 +91,7 @@ _MOST_SHOWN = 10
 @click.argument("name", shell_complete=complete_hosts)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask, even if processes are bound to the host.")
 @cluster_options
-def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
+def remove(name: str, *, yes: bool, target: ClusterOptions) -> None:
     """Remove host NAME: its rights first, so that each new request of it is refused, then its tokens and objects.
 
     What it serves is replaced on other hosts where it fits. Its engines run on, without requests of the cluster, until
