@@ -1,10 +1,19 @@
-"""Locks on folders, which the kernel keeps for every process that has the descriptor, and frees with the last one."""
+"""Locks on files and folders: the kernel keeps one for each process that has its descriptor, and frees it at the end."""
 
 import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file; return False if another process has locked it. Raises OSError: it cannot be locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def try_lock_folder(folder: Path, operation: int) -> int | None:

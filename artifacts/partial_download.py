@@ -11,7 +11,6 @@ import bisect
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import functools
 import hashlib
 import os
@@ -27,6 +26,7 @@ import msgspec
 
 from artifacts import durable
 from artifacts.errors import ArtifactError
+from artifacts.folder_lock import try_lock
 from crds.size import size_text
 
 P = ParamSpec("P")
@@ -162,20 +162,11 @@ async def locked(path: Path) -> AsyncIterator[None]:
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         # A blocking flock in a thread could not be cancelled, so it is tried again and again.
-        while not _try_lock(descriptor):  # noqa: ASYNC110  the holder may be another process
+        while not try_lock(descriptor):  # noqa: ASYNC110  the holder may be another process
             await asyncio.sleep(_LOCK_RETRY_SECONDS)
         yield
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Lock an open file; return False if another process has locked it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def read_download_record(path: Path) -> DownloadRecord | None:

@@ -7,7 +7,6 @@ does not load its models again.
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import os
 import secrets
@@ -21,6 +20,7 @@ import msgspec
 import structlog
 
 from artifacts import durable
+from artifacts.folder_lock import try_lock
 from devices import host
 from kube.errors import ApiError, Unreachable
 from metal_agent.native.engine_handle import ProcessIdentity
@@ -172,12 +172,9 @@ def _ensure_private(folder: Path) -> None:
 def _try_lock(lock: IO[bytes], folder: Path) -> bool:
     """Try to take the lock; closing the file releases it. Raises StartError if the file system has no locks."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(lock.fileno())
     except OSError as error:
         raise OptionsError(f"cannot lock --state-dir {folder}: {error}: use a local disk") from error
-    return True
 
 
 def _is_alive(owner: Owner) -> bool:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from artifacts.folder_lock import try_lock
 from devices import gpu
 from devices.footprint import footprint_bytes
 from devices.sockets import loopback_port, unix_listener, unix_peer_uid
@@ -182,11 +183,7 @@ async def check_killed_child(folder: Path) -> list[Finding]:
 def _is_locked(path: Path) -> bool:
     """Decide whether another process has the lock of a file."""
     with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not try_lock(file.fileno())
 
 
 def _check_mark(family: list[int], folder: Path) -> Finding:
