@@ -14,8 +14,8 @@ from cli.queue.command import refuse_options_before
 from cli.queue.controller_settings import StatedSettings, controller_options
 
 SUBCOMMANDS = {
-    "drain": ("show where the replicas of a host or node would go", "cli.queue.plan_drain"),
-    "add": ("show which replicas a further node or host would start", "cli.queue.plan_add"),
+    "drain": ("show where the replicas of a host or node would go", "cli.queue.plan_machine:drain"),
+    "add": ("show which replicas a further node or host would start", "cli.queue.plan_machine:add"),
 }
 
 

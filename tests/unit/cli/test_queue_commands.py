@@ -13,7 +13,7 @@ from cli.cluster_options import ClusterOptions
 from cli.main import main
 from cli.queue.command import COLUMNS, describe_start, sort_waiting
 from cli.queue.controller_settings import StatedSettings, list_values, merge_settings
-from cli.queue.plan_add import build_machine, load_machine
+from cli.queue.plan_machine import build_machine, load_machine
 from cli.queue.plan_output import build_changes, describe_cause, list_changes, render_changes
 from cli.queue.planning import find_cell, list_refusals, plan_addition
 from cli.queue.wait_explanation import ExplainedService, build_facts, render_explanation

@@ -1,4 +1,7 @@
-"""`pomona plan add`: which replicas a further node or host would start."""
+"""`pomona plan drain` and `pomona plan add`: what one machine less or more does to the replicas.
+
+Of a host or node that is drained, where its replicas would go; of a further one, which replicas it would start.
+"""
 
 from pathlib import Path
 from typing import Final
@@ -9,11 +12,37 @@ import yaml
 from cli.api_objects import Obj
 from cli.cluster_access import Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions, cluster_options
+from cli.completion import complete_cells
 from cli.options import EXISTING_FILE
 from cli.output import facts_option
 from cli.queue.controller_settings import StatedSettings, controller_options
 from crds.quantity import quantity_bytes
 from devices.vendors import Vendors
+
+
+@click.command("drain")
+@click.argument("name", metavar="HOST|NODE", shell_complete=complete_cells)
+@facts_option("table", "wide")
+@controller_options
+@cluster_options
+def drain(name: str, *, target: ClusterOptions, stated: StatedSettings, output_format: str) -> None:
+    """Show where the replicas of a host or node would go if it were drained, and which would wait.
+
+    Write host/NAME or node/NAME if both have the name. Nothing is drained: `pomona host drain` and `kubectl drain` do
+    that. A process on a host that fits nowhere else would serve on.
+
+    \b
+    Examples:
+      pomona plan drain studio-1
+      pomona plan drain node/gpu-3 -o json
+    """
+    from cli.queue.plan_output import print_plan  # noqa: PLC0415 - not needed for --help
+    from cli.queue.planning import plan_drain  # noqa: PLC0415 - same
+
+    # cell: the name with the kind, such as host/studio-1
+    cell, plan = run_in_cluster(target, lambda cluster: plan_drain(cluster, name, stated))
+    print_plan(plan, output_format, {"drained": cell}, empty=f"no replica is on {cell}")
+
 
 _NAME: Final = "new"
 _METAL: Final = "metal"
@@ -39,7 +68,7 @@ _READY: Final[Obj] = {
 @facts_option("table", "wide")
 @controller_options
 @cluster_options
-def command(
+def add(
     *,
     target: ClusterOptions,
     stated: StatedSettings,
