@@ -1,4 +1,4 @@
-"""Locks on files and folders: the kernel keeps one for each process that has its descriptor, and frees it at the end."""
+"""Locks on files and folders: the kernel keeps one for each process with its descriptor, and frees it at the end."""
 
 import contextlib
 import fcntl

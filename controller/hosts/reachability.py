@@ -7,6 +7,7 @@ granted to the host is asked, and nothing that another program answers there is 
 
 import asyncio
 import contextlib
+import functools
 from typing import Final, NamedTuple
 
 import msgspec
@@ -97,11 +98,7 @@ class ReachabilityProber:
     async def run(self, leading: Leading) -> None:
         """Ask for ever, while this replica leads."""
         self._hosts = {}
-
-        async def ask(host: str) -> float | None:
-            return await self._ask(leading, host)
-
-        await run_workers(self._queue, ask, WORKERS, 2 * ASK_SECONDS)
+        await run_workers(self._queue, functools.partial(self._ask, leading), WORKERS, 2 * ASK_SECONDS)
 
     def _wait_seconds(self, host: str) -> float:
         """Return the seconds until a host may be asked again."""

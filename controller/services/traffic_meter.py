@@ -8,6 +8,7 @@ ever more rarely, and after three minutes without any reading the traffic is unk
 """
 
 import asyncio
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -171,11 +172,7 @@ class TrafficMeter:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, trust_env=False, auto_decompress=False
         ) as session:
-
-            async def read(key: ObjectKey) -> float | None:
-                return await self._read(session, leading, key)
-
-            await run_workers(self._due, read, CONNECTIONS, FAILING_SECONDS)
+            await run_workers(self._due, functools.partial(self._read, session, leading), CONNECTIONS, FAILING_SECONDS)
 
     def _begin(self, key: ObjectKey, target: TrafficTarget) -> None:
         """Enqueue the first reading of a service, at a time that differs from service to service."""
