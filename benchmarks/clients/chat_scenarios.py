@@ -5,6 +5,7 @@ alike. One character of a prompt is about one token of the tiny models.
 """
 
 import asyncio
+import itertools
 import random
 import string
 import time
@@ -15,6 +16,8 @@ import aiohttp
 import msgspec
 
 _WORDS: Final = string.ascii_lowercase
+_ROUNDS: Final = itertools.count()
+"""Seeds, so that no round is remembered from an earlier one."""
 _NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10)
 
 
@@ -56,7 +59,9 @@ class ChatClient:
 
     def __init__(self, server: ChatServer) -> None:
         self.server = server
-        self._session = aiohttp.ClientSession(timeout=_NO_LIMIT, connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(
+            timeout=_NO_LIMIT, connector=aiohttp.TCPConnector(limit=0, force_close=True)
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,7 +141,7 @@ async def count_computed(client: ChatClient, conversations: int, *, turns: int =
 
     Each turn has the whole conversation so far, a new question, and a short answer.
     """
-    dice = random.Random(conversations)  # noqa: S311 - prompts, no secret
+    dice = random.Random(next(_ROUNDS))  # noqa: S311 - prompts, no secret
     histories = [_ask_for(write_prompt(dice, characters)) for _ in range(conversations)]
     computed = 0
     for _ in range(turns):

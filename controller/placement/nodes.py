@@ -171,8 +171,7 @@ def find_largest_memory(store: Store) -> int | None:
 
 
 def _read_memory(node: Obj) -> int:
-    amounts = count_allocatable({MEMORY: node["status"]["allocatable"].get(MEMORY, "0")})
-    return amounts[MEMORY] // GIB * GIB
+    return count_allocatable(node["status"]["allocatable"]).get(MEMORY, 0) // GIB * GIB
 
 
 class NodeSize(NamedTuple):

@@ -180,16 +180,15 @@ def proxy_config(
                         runner.assignment.uid,
                         runner.url,
                         draining=runner.assignment.uid in draining or runner.state.is_drained,
-                        concurrency=find_runtime(runner.assignment.spec.runtime).limit_requests(runner.assignment.spec),
+                        concurrency=find_runtime(spec.runtime).limit_requests(spec),
                         model=runner.model,
                         api_key=runner.api_key,
-                        engine=runner.assignment.spec.runtime,
-                        context_length=runner.assignment.spec.context_length,
-                        shared_tokens=find_runtime(runner.assignment.spec.runtime).count_shared_tokens(
-                            runner.assignment.spec
-                        ),
+                        engine=spec.runtime,
+                        context_length=spec.context_length,
+                        shared_tokens=find_runtime(spec.runtime).count_shared_tokens(spec),
                     )
                     for runner in grouped[service]
+                    for spec in [runner.assignment.spec]
                     if runner.url
                 ),
             )
