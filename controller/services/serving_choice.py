@@ -48,6 +48,8 @@ _INPUTS: Final = (
 """Fields of the spec of which an edit chooses anew."""
 _NODE_SHARE: Final = 0.875
 """The part of a node's memory that a replica may take: the rest is left to the pods of the system."""
+_NOT_READY: Final = {"key": "node.kubernetes.io/not-ready", "operator": "Exists"}
+"""Tolerated: each node begins so."""
 
 
 def apply_choice(service: InferenceService, choice: ServingChoice | None = None) -> InferenceService:
@@ -208,7 +210,7 @@ def _list_nodes(
     vendor = settings.vendors[accelerator]
     devices, pools = request_devices(service, vendor), spec.scheduling.pools or [accelerator]
     has_pools = is_queued(service, devices, settings) and len(table.list_pools(accelerator)) > 1
-    tolerations = msgspec.to_builtins([*vendor.tolerations, *spec.tolerations])
+    tolerations = [*msgspec.to_builtins([*vendor.tolerations, *spec.tolerations]), _NOT_READY]
     rules = NodeRules({"nodeSelector": spec.node_selector, "tolerations": tolerations})
 
     def admits(node: Obj) -> bool:
@@ -223,8 +225,7 @@ def _list_nodes(
     if not devices.number:
         return _Place([AllowedMachine(workload, size, node_bytes=size) for size in memory_sizes], cpu)
 
-    node_bytes = min(memory_sizes, default=0)
-    sizes = _list_device_sizes(service, vendor, nodes)
+    sizes, node_bytes = _list_device_sizes(service, vendor, nodes), min(memory_sizes, default=0)
     return _Place([AllowedMachine(workload, size, devices.number, node_bytes) for size in sizes], cpu)
 
 

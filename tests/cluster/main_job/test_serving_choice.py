@@ -62,12 +62,11 @@ async def never_changed(cluster: Cluster, name: str) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def closed_node(cluster: Cluster, memory: str, **labels: str) -> AsyncIterator[None]:
     """Add a node, with a GPU if its labels tell what it is, that takes no pod."""
-    node = {"metadata": {"name": "closed", "labels": labels}}
-    await cluster.client.create(NODES, node)
+    # It is whole from its first event on, as that of a kubelet.
+    amounts = {"cpu": "1", "memory": memory, "pods": "0", "nvidia.com/gpu": "1" if labels else "0"}
+    status = {"allocatable": amounts, "capacity": amounts}
+    await cluster.client.create(NODES, {"metadata": {"name": "closed", "labels": labels}, "status": status})
     try:
-        amounts = {"cpu": "1", "memory": memory, "pods": "0", "nvidia.com/gpu": "1" if labels else "0"}
-        operation = {"op": "add", "path": "/status", "value": {"allocatable": amounts, "capacity": amounts}}
-        await cluster.client.patch_json(NODES, "closed", None, [operation], subresource="status")
         yield
     finally:
         await cluster.client.delete(NODES, "closed")

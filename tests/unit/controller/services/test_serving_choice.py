@@ -259,7 +259,9 @@ def test_nodes_and_hosts_that_take_no_new_replica_do_not_count() -> None:
     tainted["spec"] = {"taints": [{"key": "team", "value": "x", "effect": "NoSchedule"}]}
     _, cordoned = gpu_node("c", H100)
     cordoned["spec"] = {"unschedulable": True}
-    world = (inspected(), gpu_node("a", 9216), (NODES, tainted), (NODES, cordoned))
+    _, starting = gpu_node("a", 9216)
+    starting["spec"] = {"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]}
+    world = (inspected(), (NODES, starting), (NODES, tainted), (NODES, cordoned))
     assert choose(*world, **NVIDIA).spec.context_length == 16_384
     assert choose(*world, **NVIDIA, tolerations=[{"key": "team", "operator": "Exists"}]).spec.context_length == 65_536
     _, closed = mac("large", 400)
