@@ -16,26 +16,11 @@ from fitness.memory import Workload, estimate_pod
 from fitness.serving_defaults import AllowedMachine, choose_options, count_contexts
 from runtimes.registry import RUNTIMES
 from tests.unit.fitness.test_memory import LAYOUTS
+from tests.unit.fitness.test_paged_engines import LLAMA3_8B, LLAMA3_70B_AWQ
 
-LLAMA_8B = Layout(
-    tensor_bytes=4_912_898_304,
-    vocabulary_size=128_256,
-    embedding_size=4096,
-    attention_size=4096,
-    head_count=32,
-    feed_forward_size=14_336,
-    layers=[Layers(count=32, key_elements=1024, value_elements=1024)],
-)
-LLAMA_8B_BF16 = structs.replace(LLAMA_8B, tensor_bytes=16_060_522_496)
-LLAMA_70B = Layout(
-    tensor_bytes=42_520_395_776,
-    vocabulary_size=128_256,
-    embedding_size=8192,
-    attention_size=8192,
-    head_count=64,
-    feed_forward_size=28_672,
-    layers=[Layers(count=80, key_elements=1024, value_elements=1024)],
-)
+LLAMA_8B = structs.replace(LLAMA3_8B, tensor_bytes=4_912_898_304)
+LLAMA_8B_BF16 = LLAMA3_8B
+LLAMA_70B = structs.replace(LLAMA3_70B_AWQ, tensor_bytes=42_520_395_776)
 GEMMA_27B = Layout(
     tensor_bytes=16_546_404_416,
     vocabulary_size=262_208,
