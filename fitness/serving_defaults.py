@@ -1,7 +1,7 @@
 """The serving options of a service that does not state them, chosen from the model and the machines that it may use.
 
 `docs/defaults.md` has the rules: first the context, then the requests at once, then memory for earlier conversations.
-What is beyond the context must fit into every machine that holds it, so it excludes none.
+What is reserved beyond that context, and the short requests beside it, fits into every machine that holds these.
 """
 
 from collections.abc import Sequence
@@ -70,8 +70,8 @@ class AllowedMachine(NamedTuple):
         return self.runtime.refusal(demand) is None
 
     def count_free_in_node(self, options: ServingOptions) -> int:
-        """Return the bytes that a replica with devices leaves of the node's memory for them; below 0: none."""
-        memory = estimate_pod(self.workload, options, self.devices)
+        """Return the bytes that a replica with devices leaves of the node's memory for them; below 0: it lacks some."""
+        memory = estimate_pod(self.workload, options, self.devices) if self.node_bytes else None
         return self.node_bytes - (memory.container_bytes if memory is not None else 0)
 
     def affords(self, whole: ServingOptions, options: ServingOptions) -> bool:

@@ -89,6 +89,7 @@ CASES: Final[dict[str, tuple[list[AllowedMachine], int, int | None, str | None]]
     "8B, device of 8 GiB": ([device(LLAMA_8B, 8)], 8192, None, "2048Mi"),
     "8B, device of 24 GiB": ([device(LLAMA_8B, 24)], 32_768, 4, "4096Mi"),
     "8B, device on a small node": ([device(LLAMA_8B, 24, node_gib=12)], 32_768, 4, "2641Mi"),
+    "8B, device on an unknown node": ([device(LLAMA_8B, 24, node_gib=0)], 32_768, 4, None),
     "8B, device of 48 GB": ([device(LLAMA_8B, 44.98)], 65_536, 4, "4096Mi"),
     "8B, device of 40 GB": ([device(LLAMA_8B, 39.4)], 32_768, 4, "4096Mi"),
     "8B, device of 80 GiB": ([device(LLAMA_8B, 79.6)], 65_536, 4, "4096Mi"),
