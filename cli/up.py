@@ -18,7 +18,6 @@ from artifacts.source import SourceError
 from cli import log, outcome
 from cli.options import SIZE, allow_private_sources, default_state_folder, state_folder_option
 from cli.output import escape_controls, show_raw
-from crds.inferenceservice import wanted_replicas
 from devices import host
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.options import StartError
@@ -116,8 +115,7 @@ async def _serve(
     if allowed_bytes is None:
         raise StartError("cannot read the memory of this machine: give --memory-budget, such as 12GiB")
 
-    replicas = len(sources) + sum(wanted_replicas(service) for service in manifests.services.values())
-    share_bytes = allowed_bytes // max(1, replicas)
+    share_bytes = manifests.divide(allowed_bytes, further=len(sources))
     for source in sources:
         await single.add_source(manifests, source, options, share_bytes)
     for note in (*manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):

@@ -17,7 +17,6 @@ from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
-from crds.inferenceservice import wanted_replicas
 from crds.model import Model
 from devices import limits
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
@@ -150,9 +149,8 @@ class Machine:
         if self._decisions is None:
             # Computed once for each inspection: the view reads the decisions twice a second, and with many services
             # their computation takes long.
-            # Each replica gets an equal part of the memory, so that all of the files fit beside each other.
-            replicas = sum(wanted_replicas(service) for service in self.manifests.services.values())
-            share_bytes = self.ledger.budget_bytes // max(1, replicas)
+            # An equal part for each, so that all of the files fit beside each other.
+            share_bytes = self.manifests.divide(self.ledger.budget_bytes)
             self._decisions = {
                 key: desired.decide_assignments(service, self.models, share_bytes)
                 for key, service in self.manifests.services.items()

@@ -18,7 +18,7 @@ import yaml
 from artifacts.source import Source, SourceError, parse, scheme_of
 from controller.models.served import list_companions
 from crds import validation
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import InferenceService, wanted_replicas
 from crds.meta import API_VERSION, GROUP
 from crds.model import Model
 from crds.yaml_reader import StrictLoader, find_line
@@ -55,6 +55,11 @@ class Manifests:
     services: dict[ObjectKey, InferenceService] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     """A line for each object in the files that only a cluster can use."""
+
+    def divide(self, memory_bytes: int, further: int = 0) -> int:
+        """Return the equal part of the memory that each replica gets, if there are `further` ones beside these."""
+        replicas = further + sum(wanted_replicas(service) for service in self.services.values())
+        return memory_bytes // max(1, replicas)
 
 
 @dataclass(frozen=True, slots=True)
