@@ -29,8 +29,7 @@ from crds.placement import ClassSpeeds, PlacementDemands, PlacementStatus, Speed
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
 from crds.rate import Rate
-from crds.serving import DRAIN_SECONDS, Adapter, DrainSeconds, RuntimeName, ServingOptions, Speculative
-from crds.serving_choice import ServingChoice
+from crds.serving import DRAIN_SECONDS, Adapter, DrainSeconds, RuntimeName, ServingChoice, ServingOptions, Speculative
 
 
 class Scheduling(ApiStruct, frozen=True):

@@ -28,7 +28,7 @@ from controller.services.replica_memory import describe_workload, measure_replic
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from crds.quantity import parse_quantity, quantity_bytes
-from crds.serving_choice import ServingChoice
+from crds.serving import ServingChoice
 from crds.size import GIB, MIB
 from devices.products import find_product
 from devices.vendors import VENDORS, Vendor

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from crds.inferenceservice import InferenceService
-from crds.serving_choice import ServingChoice
+from crds.serving import ServingChoice
 from crds.size import MIB
 from kube.resources import INFERENCE_SERVICES, NODES
 from tests.cluster.conftest import StartMetalHost

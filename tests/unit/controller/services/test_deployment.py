@@ -11,8 +11,7 @@ from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.serving_choice import apply_choice, choose_cpu
 from controller.services.tokens import token_secret
 from crds.meta import DEFAULT_CONTAINER, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Accelerator
-from crds.serving import RuntimeName
-from crds.serving_choice import ServingChoice
+from crds.serving import RuntimeName, ServingChoice
 from devices.vendors import VENDORS
 from kube.client import Obj
 from runtimes.registry import RUNTIMES

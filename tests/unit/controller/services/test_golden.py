@@ -17,8 +17,7 @@ from controller.services.pods.deployment import build_deployment
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.serving_choice import apply_choice, choose_cpu
 from crds.meta import Accelerator
-from crds.serving import RuntimeName
-from crds.serving_choice import ServingChoice
+from crds.serving import RuntimeName, ServingChoice
 from devices.vendors import VENDORS
 from kube.client import Obj
 from runtimes.registry import RUNTIMES

@@ -15,7 +15,7 @@ from controller.services.pods.deployment import build_deployment
 from controller.services.pods.pod_template import EngineChoice, MountedWeights
 from controller.services.serving_choice import apply_choice
 from crds.pods import ContainerOptions
-from crds.serving_choice import ServingChoice
+from crds.serving import ServingChoice
 from devices.vendors import VENDORS
 from gateway.proxy.pod import REPORT_SECONDS
 from kube.client import Obj

@@ -13,7 +13,7 @@ from controller.services.checked_replica import read_models
 from controller.services.replica_memory import measure_replica
 from controller.services.serving_choice import apply_choice, choose_for_host, choose_serving
 from crds.inferenceservice import InferenceService
-from crds.serving_choice import ServingChoice
+from crds.serving import ServingChoice
 from crds.size import GIB, MIB
 from crds.weights_header import Layout
 from kube.client import Obj
