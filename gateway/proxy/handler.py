@@ -8,7 +8,7 @@ from gateway.http.exchange import Exchange, RequestHandling
 from gateway.proxy import errors, paths
 from gateway.proxy.engine_metrics import PodReports
 from gateway.proxy.errors import RequestError
-from gateway.proxy.inference_head import authorize, read_inference_head
+from gateway.proxy.inference_head import read_inference_head
 from gateway.proxy.inference_request import InferenceRequest, SharedResources, log_refusal
 from gateway.proxy.router import Router, list_served
 
@@ -26,8 +26,10 @@ def handle_requests(router: Router, shared: SharedResources, pod: PodReports | N
         head = exchange.head
         try:
             # Requests for inference are POSTs to some paths; `read_inference_head` returns None for others.
-            if head.method == "POST" and (inference := read_inference_head(head, router.tokens)):
-                return InferenceRequest(exchange, inference, router, shared)
+            if head.method == "POST":
+                client_router = router.authorize(head.headers)
+                if inference := read_inference_head(head):
+                    return InferenceRequest(exchange, inference, client_router, shared)
             return _answer_other(exchange, router, pod)
         except RequestError as error:
             route = paths.route_name(head.path)
@@ -59,7 +61,7 @@ def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) ->
         return None
 
     # 2. With it: the metrics of a pod, and the models. Anything else is refused.
-    authorize(exchange.head.headers, router.tokens)
+    client_router = router.authorize(exchange.head.headers)
     if path in paths.INFERENCE:  # a POST to it does not come here
         raise errors.method_not_allowed(method, path, "POST")
     if path == paths.METRICS and method == "GET" and pod:
@@ -68,7 +70,7 @@ def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) ->
         raise errors.unknown_url(path)
     if method != "GET":
         raise errors.method_not_allowed(method, path, "GET")
-    _list_models(exchange, router, path.removeprefix(paths.MODELS)[1:])
+    _list_models(exchange, client_router, path.removeprefix(paths.MODELS)[1:])
     return None
 
 

@@ -1,6 +1,6 @@
 """The head of a request: authorized and, if it is for inference, made into the head that an engine gets.
 
-The clients of one library send one head again and again, so all that follows from it is remembered with it.
+The clients of one library send one head again and again, so what an engine gets of it is remembered with it.
 """
 
 import functools
@@ -24,7 +24,7 @@ _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
 
 
 class InferenceHead(NamedTuple):
-    """The facts of the head of a request for inference, of a client that is authorized."""
+    """The facts of the head of a request for inference."""
 
     route: str
     """The name of the path in metrics and log."""
@@ -35,12 +35,8 @@ class InferenceHead(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def read_inference_head(head: RequestHead, tokens: tuple[str, ...] | None) -> InferenceHead | None:
-    """Read the head of a POST; None if its path is not for inference. `authorize` says what `tokens` are.
-
-    Only heads that are admitted are remembered, each with the tokens that admitted it. Raises RequestError.
-    """
-    authorize(head.headers, tokens)
+def read_inference_head(head: RequestHead) -> InferenceHead | None:
+    """Read the head of a POST of an authorized client; None if its path is not for inference. Raises RequestError."""
     route = paths.INFERENCE.get(head.path)  # the name of the path
     if route is None:
         return None
@@ -70,14 +66,17 @@ def authorize(headers: Headers, tokens: tuple[str, ...] | None) -> None:
         raise errors.invalid_api_key()
 
 
-def _has_token(headers: Headers, tokens: tuple[str, ...]) -> bool:
-    """Decide whether the client sent a valid token: as a bearer token or, as Anthropic's clients do, in X-Api-Key."""
+def read_credentials(headers: Headers) -> bytes:
+    """Return what the client sent as a bearer token or, as Anthropic's clients do, in X-Api-Key; empty: neither."""
     credentials = headers.value(b"authorization") or b""
     if credentials[: len(_BEARER)].lower() == _BEARER:
-        credentials = credentials[len(_BEARER) :]
-    else:
-        credentials = headers.value(b"x-api-key") or b""
-    sent = credentials.strip()
+        return credentials[len(_BEARER) :].strip()
+    return (headers.value(b"x-api-key") or b"").strip()
+
+
+def _has_token(headers: Headers, tokens: tuple[str, ...]) -> bool:
+    """Decide whether the client sent a valid token."""
+    sent = read_credentials(headers)
     valid = False
     for token in tokens:
         # All are compared, so that the time does not show which one nearly matched.

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gateway.proxy import errors
-from gateway.proxy.config import ServiceListener
+from gateway.proxy.service import ServiceConfig
 from runtimes.registry import find_runtime
 
 SCHEMA_FIELDS: Final = frozenset(
@@ -224,7 +224,7 @@ class SchemaReader:
             raise errors.invalid_schema(field, "it states so many repetitions that a grammar of it takes much memory")
 
 
-def check_engines(demand: SchemaDemand, service: ServiceListener) -> None:
+def check_engines(demand: SchemaDemand, service: ServiceConfig) -> None:
     """Raise RequestError if the schemas of a request would make an engine of the service crash.
 
     All engines of the service are checked, as each of its backends may get the request.

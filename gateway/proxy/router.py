@@ -3,10 +3,29 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Protocol
 
+from gateway.http.headers import Headers
 from gateway.proxy import errors
+from gateway.proxy.inference_head import authorize
 from gateway.proxy.service import Service
+
+
+class Router(Protocol):
+    """The services behind a listener, or those among them that one client may use."""
+
+    @property
+    def name(self) -> str:
+        """The name in errors and log."""
+
+    def authorize(self, headers: Headers) -> "Router":
+        """Return the router for the client of a request, by its header fields. Raises RequestError."""
+
+    def services(self) -> Mapping[str, Service]:
+        """Return the services, by the model name that clients use."""
+
+    def find_service(self, model: str | None) -> Service:
+        """Return the service for a model that a request names. Raises RequestError."""
 
 
 def list_served(services: Mapping[str, Service]) -> list[str]:
@@ -25,10 +44,10 @@ class SingleServiceRouter:
         """The name in errors and log."""
         return f"service {self._service.config.name}"
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The valid bearer tokens, of which clients need one: the service's, and the one before while it is valid."""
-        return self._service.config.valid_tokens(time.time())
+    def authorize(self, headers: Headers) -> Router:
+        """Admit clients with the service's token, or with the one before while that is valid. Raises RequestError."""
+        authorize(headers, self._service.config.valid_tokens(time.time()))
+        return self
 
     def services(self) -> Mapping[str, Service]:
         """Return the one service, by the model name that clients use."""
@@ -46,7 +65,7 @@ class ModelRouter:
     name = "the router"
 
     def __init__(self) -> None:
-        self.tokens: tuple[str, ...] | None = None
+        self._tokens: tuple[str, ...] | None = None
         """The router's token, which is valid for every service; None admits programs of this machine only."""
         self._by_name: Mapping[str, Service] = {}
         """By the full name, `<namespace>/<service>`."""
@@ -58,13 +77,18 @@ class ModelRouter:
 
         A service is listed by its model, the name without its namespace, if no other service has the same one.
         """
-        self.tokens = None if token is None else (token,)
+        self._tokens = None if token is None else (token,)
         self._by_name = dict(services)
         counts = Counter(service.model for service in services.values())
         self._by_model = {
             service.model if counts[service.model] == 1 else service.config.name: service
             for service in services.values()
         }
+
+    def authorize(self, headers: Headers) -> Router:
+        """Admit clients with the token or, if there is none, programs of this machine. Raises RequestError."""
+        authorize(headers, self._tokens)
+        return self
 
     def services(self) -> Mapping[str, Service]:
         """Return all services; two with one name in different namespaces are both listed as `<namespace>/<service>`."""
@@ -78,7 +102,3 @@ class ModelRouter:
         if service is None:
             raise errors.model_not_found(model, list_served(self._by_model))
         return service
-
-
-Router: TypeAlias = SingleServiceRouter | ModelRouter
-"""The services behind a listener."""

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.event_log import EventRecord, log
-from gateway.proxy.config import Backend, ServiceListener, ServiceStats
+from gateway.proxy.config import Backend, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
 from gateway.proxy.metrics import ServiceMetrics
 from gateway.proxy.request_queue import RequestQueue
@@ -17,6 +17,29 @@ if TYPE_CHECKING:
 
 _COUNTS_AT_ONCE: Final = 4
 """Prompts whose tokens are counted at once, so that many waiting requests do not hold all connections of an engine."""
+
+
+class ServiceConfig(Protocol):
+    """The configuration of a service: by an agent, or of a gateway by what it reads of the cluster."""
+
+    @property
+    def name(self) -> str:
+        """`<namespace>/<service>`."""
+
+    @property
+    def model(self) -> str:
+        """The clients' name for the model."""
+
+    @property
+    def backends(self) -> Sequence[Backend]:
+        """Those that work on its requests."""
+
+    @property
+    def queue_limit(self) -> int:
+        """The number of requests that may wait for a free slot."""
+
+    def valid_tokens(self, now: float) -> tuple[str, ...]:
+        """Return the tokens that are valid at a listener of this service alone, in seconds since 1970."""
 
 
 class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_finished"):
@@ -37,7 +60,7 @@ class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_
 class Service:
     """A configured service. A running request keeps its service, even after that has left the configuration."""
 
-    def __init__(self, config: ServiceListener, in_flight: InFlight) -> None:
+    def __init__(self, config: ServiceConfig, in_flight: InFlight) -> None:
         self.config = config
         self.model = config.model
         """The clients' name for the model; it follows from the name, which never changes."""
@@ -53,7 +76,7 @@ class Service:
         self._lone_request: InferenceRequest | None = None
         """The request that has had the service to itself since it came; None: no running one has."""
 
-    def update(self, config: ServiceListener) -> None:
+    def update(self, config: ServiceConfig) -> None:
         """Apply `config` from the next decision on; refuse the waiting requests if no backend is left."""
         self.config = config
         self.queue.limit = config.queue_limit
