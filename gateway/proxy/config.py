@@ -26,6 +26,8 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     """The engine's name for the model, which replaces the one in requests. None: the engine takes any name."""
     api_key: str | None = None
     """The key that the engine itself requires, as a shared daemon may; None: it requires none."""
+    previous_api_key: str | None = None
+    """A key that `api_key` replaces, for a backend that does not know that yet; None: there is none."""
     engine: str | None = None
     """The engine's name, by which its errors are understood; None: it is not known, and only their status counts."""
     context_length: Annotated[int, Meta(ge=1)] | None = None

@@ -14,6 +14,8 @@ from runtimes.engine_errors import judge_error, read_error
 from runtimes.registry import find_runtime
 
 _LONGEST_TEXT = 2000
+_MOST_NAMED = 20
+"""Models that an error names."""
 _CODES = {"exceed_context_size_error": "context_length_exceeded"}
 """Error types of engines, with the code that OpenAI's clients look for."""
 _UNKNOWN_PATHS = frozenset({"File Not Found", "Not Found", "404 page not found", ""})
@@ -79,6 +81,18 @@ def invalid_api_key() -> RequestError:
     """401: no bearer token, or a wrong one. It names nothing, for whoever asks may not know what is served here."""
     message = "the bearer token is missing or wrong; a service's is in the Secret <service>-token under the key `token`"
     return RequestError(HTTPStatus.UNAUTHORIZED, "invalid_api_key", message, {"WWW-Authenticate": "Bearer"})
+
+
+def invalid_gateway_key() -> RequestError:
+    """401: no key, or one that admits nobody. It says nothing of keys that exist."""
+    message = "the key is missing, wrong, suspended or expired: send a valid one as a bearer token or in X-Api-Key"
+    return RequestError(HTTPStatus.UNAUTHORIZED, "invalid_api_key", message, {"WWW-Authenticate": "Bearer"})
+
+
+def key_revoked(key: str) -> RequestError:
+    """401, or in an event: the key of a running request admits nobody any more."""
+    message = f"{key} was revoked, suspended or replaced, or has expired, before the answer ended: use a valid key"
+    return RequestError(HTTPStatus.UNAUTHORIZED, "key_revoked", message, {"WWW-Authenticate": "Bearer"})
 
 
 def foreign_origin() -> RequestError:
@@ -236,8 +250,11 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
 
 
 def _advise_model(served: Iterable[str]) -> str:
-    names = ", ".join(sorted(served))
-    return f"set `model` to one that is: {names}" if names else "no model is served here now: try again later"
+    names = sorted(served)
+    if not names:
+        return "no model is served here now: try again later"
+    more = f" and {len(names) - _MOST_NAMED} more, which {paths.MODELS} lists" if len(names) > _MOST_NAMED else ""
+    return f"set `model` to one that is: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _error_type(status: int, types: Mapping[int, str], server_error_type: str) -> str:

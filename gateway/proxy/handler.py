@@ -10,10 +10,10 @@ from gateway.proxy.engine_metrics import PodReports
 from gateway.proxy.errors import RequestError
 from gateway.proxy.inference_head import read_inference_head
 from gateway.proxy.inference_request import InferenceRequest, SharedResources, log_refusal
-from gateway.proxy.router import Router, list_served
+from gateway.proxy.router import ListenerRouter, Router
 
 
-def handle_requests(router: Router, shared: SharedResources, pod: PodReports | None = None) -> RequestHandling:
+def handle_requests(router: ListenerRouter, shared: SharedResources, pod: PodReports | None = None) -> RequestHandling:
     """Return the handling of the requests to the listener of `router`; `pod` is given for the listener of a pod."""
 
     def begin(exchange: Exchange) -> InferenceRequest | AwaitedExchange | None:
@@ -46,7 +46,7 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
     return error.fields(), error.body
 
 
-def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) -> AwaitedExchange | None:
+def _answer_other(exchange: Exchange, router: ListenerRouter, pod: PodReports | None) -> AwaitedExchange | None:
     """Answer a request that is not for inference, or begin to; all but those for the health need authorization.
 
     Return the exchange of an answer that is awaited; None if the response was sent. Raises RequestError.
@@ -54,7 +54,7 @@ def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) ->
     # 1. Without authorization: anyone may ask for the health, so the answer has no name of a service.
     path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":
-        _report_service(exchange, serves=any(service.has_backend for service in router.services().values()))
+        _report_service(exchange, serves=router.is_serving)
         return None
     if path == paths.ENGINE_LIVENESS and method == "GET" and pod:
         _report_service(exchange, serves=not pod.engine_hangs())
@@ -84,13 +84,13 @@ def _report_service(exchange: Exchange, *, serves: bool) -> None:
 
 
 def _list_models(exchange: Exchange, router: Router, only_name: str) -> None:
-    """Answer with all models that are served now or, if `only_name` is not empty, with the one of that name.
+    """Answer with all models that the router lists or, if `only_name` is not empty, with the one of that name.
 
-    A model whose engine loads, or has failed, is not listed: clients offer to their users what they find here. Raises
-    RequestError.
+    A model whose engine on this machine loads, or has failed, is not listed: clients offer to their users what they
+    find here. Raises RequestError.
     """
     services = router.services()
-    served = list_served(services)  # the names of those that take requests now
+    served = router.listed_names()
     if only_name and only_name not in served:
         if only_name in services:
             raise errors.service_unavailable(f"service {services[only_name].config.name}")
@@ -98,7 +98,8 @@ def _list_models(exchange: Exchange, router: Router, only_name: str) -> None:
 
     # One model is an object of its own; all of them are a list.
     models = [
-        {"id": name, "object": "model", "created": services[name].created, "owned_by": "pomona"} | services[name].limits
+        {"id": name, "object": "model", "created": services[name].created, "owned_by": "pomona"}
+        | services[name].describe()
         for name in ([only_name] if only_name else served)
     ]
     answer = models[0] if only_name else {"object": "list", "data": models}

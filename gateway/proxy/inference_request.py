@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import os
 import time
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from gateway.event_log import log
@@ -22,6 +23,13 @@ from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_head import REQUEST_ID, InferenceHead
+from gateway.proxy.keep_alive import (
+    COMMENT_SECONDS,
+    FIRST_COMMENT_SECONDS,
+    STREAM_FIELDS,
+    KeepAlive,
+    render_comment,
+)
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.request_body import (
     NO_BODY,
@@ -33,7 +41,8 @@ from gateway.proxy.request_body import (
 )
 from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
-from gateway.proxy.router import Router
+from gateway.proxy.responses_stream import open_stream
+from gateway.proxy.router import ListenerRouter, Router
 from gateway.proxy.service import Service
 from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
 from gateway.proxy.upstream_request import UpstreamRequest, count_prompt
@@ -55,6 +64,7 @@ class SharedResources(NamedTuple):
     """Held while a piece of a large body is scanned."""
     pool: UpstreamPool
     health: HealthMonitor
+    keep_alive: KeepAlive
 
 
 class InferenceRequest:
@@ -73,7 +83,7 @@ class InferenceRequest:
         self.request_id = head.request_id or f"{_process_id}-{next(_numbers)}"
         self.id_line = f"{REQUEST_ID}: {self.request_id}\r\n".encode()
         self.exchange = exchange
-        self._router = router
+        self.router = router
         self._shared = shared
 
         # The outcome, for log and metrics.
@@ -97,7 +107,12 @@ class InferenceRequest:
         self._upstream: UpstreamRequest | None = None
         """The request to a backend, one of whose slots it holds."""
         self._tried_uids: list[str] = []
-        """Backends that accepted no connection."""
+        """Backends that accepted no connection, or failed before they answered."""
+        self.has_answer = False
+        """The client has got some of a backend's response, and not only comments of `keep_open`."""
+        self.last_sent = self.arrived
+        """The time at which the client has got a piece of a stream last."""
+        self._was_moved = False  # from a backend that has failed to another one
         self.demand = ALONE
         """The tokens that it may use, read where slots share cells; `reserved` is what a backend keeps for it."""
         self.reserved = 0
@@ -181,7 +196,9 @@ class InferenceRequest:
         Raises RequestError.
         """
         self.body = body
-        service = self._service = self._router.find_service(body.model)
+        if body.streams and self.router.keeps_open:
+            self._shared.keep_alive.add(self)
+        service = self._service = self.router.find_service(body.model)
         service.begin_request(self)  # counts it as running
         check_engines(body.schema_demand, service.config)  # raises if its schemas would make an engine crash
 
@@ -245,18 +262,53 @@ class InferenceRequest:
             return  # it has ended already
         log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
 
-        # Give back the slot of this backend; `service.queue` goes on counting the request.
-        self._tried_uids.append(backend.uid)
-        self._upstream = None
-        self._shared.in_flight.end(backend.uid, self.reserved)
-
-        if other_backend := service.take_backend(self, self._tried_uids):
-            self._send_to(other_backend, service)
-        else:  # it holds no slot any more
-            service.queue.finish_request(time.monotonic() - self._phase_began)
+        if not self._move(backend, service):
             self.send_error(self._build_no_backend_error(service))
 
+    def try_elsewhere(self, backend: Backend) -> bool:
+        """Send the request to another backend, because this one has failed before it answered.
+
+        Return False if there is none, or if the service's budget of such tries is used up. It is tried once only, as
+        it may be the request that makes engines fail.
+        """
+        service = self._service
+        if service is None or self.body is NO_BODY or self._was_moved or not service.may_try_elsewhere():
+            return False
+        self._was_moved = self._move(backend, service)
+        if self._was_moved:
+            self.error = ""
+        return self._was_moved
+
+    def _move(self, backend: Backend, service: Service) -> bool:
+        """Send the request to a backend that was not tried yet, in place of this one; return False if there is none."""
+        self._tried_uids.append(backend.uid)
+        reserved = self.reserved  # of this backend; the next one reserves its own
+        other = service.take_backend(self, self._tried_uids)
+        if other is None:
+            self.reserved = reserved
+            return False
+        if self._upstream:
+            self._upstream.forget_answer()
+        self._shared.in_flight.end(backend.uid, reserved)
+        self._send_to(other, service)
+        return True
+
     # The end
+
+    def keep_open(self, now: float) -> None:
+        """Send a comment, so that nothing between here and the client takes a stream that waits for a dead one.
+
+        Nothing is sent in the first seconds: an error that comes meanwhile keeps its status.
+        """
+        exchange, upstream = self.exchange, self._upstream
+        if not exchange.started:
+            if now - self.arrived >= FIRST_COMMENT_SECONDS:
+                self.status, self.last_sent = HTTPStatus.OK, now
+                exchange.start(self.status, STREAM_FIELDS + self.id_line, render_comment(self.route))
+        elif now - self.last_sent >= COMMENT_SECONDS and not exchange.is_blocked:
+            if upstream is None or upstream.is_between_events:
+                self.last_sent = now
+                exchange.write(render_comment(self.route))
 
     def resume_writing(self) -> None:
         """Read the engine again."""
@@ -265,10 +317,14 @@ class InferenceRequest:
 
     def stop(self) -> None:
         """Answer with an error, or end a stream with one, because the proxy stops."""
-        self.error = "stopped"
+        name = f"service {self._service.config.name}" if self._service else self.router.name
+        self.interrupt("stopped", errors.replica_stopped(name))
+
+    def interrupt(self, reason: str, error: RequestError) -> None:
+        """End the work, and answer with an error, or end a stream with one; `reason` is for metrics and log."""
+        self.error = reason
         self._cancel()
-        name = f"service {self._service.config.name}" if self._service else self._router.name
-        self.send_error(errors.replica_stopped(name))
+        self.send_error(error)
 
     def hang_up(self) -> None:
         """Leave the queue or cancel the engine's work, because the client is gone, and record the request."""
@@ -295,7 +351,10 @@ class InferenceRequest:
         #    rendered first.
         exchange = self.exchange
         if exchange.started:
-            rendered = self._upstream.render_error(error) if self._upstream else b""
+            if self._upstream and self.has_answer:
+                rendered = self._upstream.render_error(error)
+            else:
+                rendered = open_stream(self.route, "").break_off(error)
             self.end()
             if rendered:  # empty if the form of the response has no place for an error
                 exchange.finish(rendered)
@@ -308,7 +367,7 @@ class InferenceRequest:
             self.status = error.status
             error.headers[REQUEST_ID] = self.request_id
         else:  # the service is not known yet, so `end` has nothing to record
-            log_refusal(self._router, self.route, error)
+            log_refusal(self.router, self.route, error)
         self.end()
         exchange.respond(error.status, error.fields(), error.encode_body(self.route))
 
@@ -329,6 +388,7 @@ class InferenceRequest:
         Calling it again, or before the service of the request is known, only frees the body.
         """
         self.free_body()
+        self._shared.keep_alive.discard(self)
         service, upstream = self._service, self._upstream
         if service is None:
             return
@@ -341,6 +401,6 @@ class InferenceRequest:
         self._upstream = None  # it refers to this object, which must not wait for the garbage collector
 
 
-def log_refusal(router: Router, route: str, error: RequestError) -> None:
+def log_refusal(router: Router | ListenerRouter, route: str, error: RequestError) -> None:
     """Log a request that is refused before it reaches a service."""
     log.info("request_refused", listener=router.name, route=route, status=error.status)

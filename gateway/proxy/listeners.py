@@ -26,6 +26,7 @@ from gateway.proxy.engine_metrics import EngineScraper, PodReports
 from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
+from gateway.proxy.keep_alive import KeepAlive
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.request_body import BodyBudget
 from gateway.proxy.router import ModelRouter, SingleServiceRouter
@@ -70,7 +71,12 @@ class Listeners:
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
         self._shared = SharedResources(
-            in_flight=self.in_flight, body_budget=BodyBudget(), scan_turns=asyncio.Lock(), pool=pool, health=self.health
+            in_flight=self.in_flight,
+            body_budget=BodyBudget(),
+            scan_turns=asyncio.Lock(),
+            pool=pool,
+            health=self.health,
+            keep_alive=KeepAlive(),
         )
 
         # The reports on an engine that only the proxy of a pod gives; None: this is the proxy of a host.

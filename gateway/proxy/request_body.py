@@ -70,13 +70,15 @@ class RequestBody:
         self.fields = other_fields if isinstance(other_fields, dict) else {}
         """The fields beside the model; of a scanned body the first bytes of each."""
 
-        # The client wants a stream. A large body is scanned and not decoded: of that, this is not known, and False.
-        self.streams = isinstance(other_fields, dict) and other_fields.get(_STREAM) == _TRUE  # the JSON text `true`
-
         # For the body that an engine gets: the fields beside the model, decoded or as pieces of the text of a scanned
         # body. Fields that make an engine load other weights are not among them; `_loads_weights`: the client sent one.
         self._other_fields = other_fields
         self._loads_weights = loads_weights
+
+    @property
+    def streams(self) -> bool:
+        """True if the client wants a stream."""
+        return self.fields.get(_STREAM) == _TRUE
 
     def render_for_engine(self, model: str | None) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays.

@@ -182,3 +182,8 @@ class ResponsesStream(TokenStream):
 def _render_event(kind: str, number: int, fields: dict[str, object]) -> bytes:
     event = {"type": kind, "sequence_number": number, **fields}
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(event))
+
+
+def open_stream(route: str, model: str, engine_model: str | None = None) -> TokenStream:
+    """Return a stream of the path named `route`, rewritten for a client whose name for the model is `model`."""
+    return ResponsesStream(model, engine_model) if route == "responses" else TokenStream(model, engine_model, route)

@@ -12,20 +12,39 @@ from gateway.proxy.service import Service
 
 
 class Router(Protocol):
-    """The services behind a listener, or those among them that one client may use."""
+    """The services that one client may use."""
 
     @property
     def name(self) -> str:
         """The name in errors and log."""
 
-    def authorize(self, headers: Headers) -> "Router":
-        """Return the router for the client of a request, by its header fields. Raises RequestError."""
+    @property
+    def keeps_open(self) -> bool:
+        """True if streams that wait get comments: at what clients reach, and not at the replicas behind a gateway."""
 
     def services(self) -> Mapping[str, Service]:
         """Return the services, by the model name that clients use."""
 
+    def listed_names(self) -> list[str]:
+        """Return the sorted names of the services in the list of models."""
+
     def find_service(self, model: str | None) -> Service:
         """Return the service for a model that a request names. Raises RequestError."""
+
+
+class ListenerRouter(Protocol):
+    """The services behind a listener, and the decision who may use them."""
+
+    @property
+    def name(self) -> str:
+        """The name in errors and log."""
+
+    @property
+    def is_serving(self) -> bool:
+        """True if the listener is healthy: requests are taken."""
+
+    def authorize(self, headers: Headers) -> Router:
+        """Return the router for the client of a request, by its header fields. Raises RequestError."""
 
 
 def list_served(services: Mapping[str, Service]) -> list[str]:
@@ -36,6 +55,8 @@ def list_served(services: Mapping[str, Service]) -> list[str]:
 class SingleServiceRouter:
     """The port of one service: whatever model a request names, that service answers."""
 
+    keeps_open = False
+
     def __init__(self, service: Service) -> None:
         self._service = service
 
@@ -43,6 +64,15 @@ class SingleServiceRouter:
     def name(self) -> str:
         """The name in errors and log."""
         return f"service {self._service.config.name}"
+
+    @property
+    def is_serving(self) -> bool:
+        """True if the service takes requests."""
+        return self._service.has_backend
+
+    def listed_names(self) -> list[str]:
+        """Return the name of the service, unless it loads or has failed."""
+        return list_served(self.services())
 
     def authorize(self, headers: Headers) -> Router:
         """Admit clients with the service's token, or with the one before while that is valid. Raises RequestError."""
@@ -63,6 +93,7 @@ class ModelRouter:
     """The port of all services: the model that a request names decides."""
 
     name = "the router"
+    keeps_open = True
 
     def __init__(self) -> None:
         self._tokens: tuple[str, ...] | None = None
@@ -84,6 +115,15 @@ class ModelRouter:
             service.model if counts[service.model] == 1 else service.config.name: service
             for service in services.values()
         }
+
+    @property
+    def is_serving(self) -> bool:
+        """True if any service takes requests."""
+        return any(service.has_backend for service in self._by_model.values())
+
+    def listed_names(self) -> list[str]:
+        """Return the names of the services that take requests."""
+        return list_served(self._by_model)
 
     def authorize(self, headers: Headers) -> Router:
         """Admit clients with the token or, if there is none, programs of this machine. Raises RequestError."""

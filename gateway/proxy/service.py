@@ -83,12 +83,16 @@ class Service:
         self.sharing = next((backend for backend in config.backends if backend.shared_tokens is not None), None)
         """A backend whose slots share cells; None: there is none."""
         lengths = [backend.context_length for backend in config.backends if backend.context_length]
-        self.limits = {"max_model_len": min(lengths)} if lengths else {}
-        """The most tokens of a request, if they are known, by vLLM's name, which clients read in the list of models."""
+        self._context_length = min(lengths, default=None)
+        """The most tokens of a request; None: they are not known."""
         if self.has_backend:
             self.queue.admit_waiting()
         else:
             self.queue.refuse_waiting()
+
+    def describe(self) -> dict[str, object]:
+        """Return what the list of models says of it beside its name; the most tokens by vLLM's name, as clients do."""
+        return {"max_model_len": self._context_length} if self._context_length else {}
 
     @property
     def has_backend(self) -> bool:
@@ -106,6 +110,10 @@ class Service:
             in_flight.begin(backend.uid, request.reserved)
         return backend
 
+    def may_try_elsewhere(self) -> bool:
+        """Decide whether a request that a backend has failed may go to another one; here none may: it may have worked."""
+        return False
+
     @property
     def stats(self) -> ServiceStats:
         """The counts of ended and running requests."""
@@ -118,6 +126,10 @@ class Service:
             in_flight=self.queue.in_flight,
             queued=self.queue.queued,
         )
+
+    def running_requests(self) -> tuple["InferenceRequest", ...]:
+        """Return the requests that wait in the queue or are being answered."""
+        return tuple(self._running)
 
     def begin_request(self, request: "InferenceRequest") -> None:
         """Count a request as running."""

@@ -21,9 +21,9 @@ from gateway.proxy import errors, paths
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
 from gateway.proxy.request_body import RequestBody
-from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBody, TokenCount, TokenStream
+from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBody, TokenCount
 from gateway.proxy.response_end import ResponseEnd
-from gateway.proxy.responses_stream import ResponsesStream
+from gateway.proxy.responses_stream import open_stream
 from gateway.proxy.service import Service
 from gateway.proxy.token_lanes import UNKNOWN
 from runtimes.engine_errors import judge_error, read_error
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _NOT_TO_CLIENT: Final = HOP_BY_HOP | {b"content-length", b"date", b"server", b"set-cookie", b"x-request-id"}
 _FIRST_ERROR_STATUS: Final = 300  # a redirect is no response that a client could use
 _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_TRIED_ELSEWHERE: Final = (*_TEMPORARY_ERRORS, HTTPStatus.BAD_GATEWAY)
+"""Errors of a backend that say nothing of the request: another backend may answer it."""
 
 _NO_RESPONSE: Final = ResponseBody()
 _COUNT_SECONDS: Final = 10.0
@@ -63,11 +65,14 @@ class UpstreamRequest:
         self._connection: UpstreamConnection | None = None  # from the sending to the end of the response
         self._cancelled = False  # by `cancel`; then nothing is sent again
         self._was_repeated = False  # the request was sent again, because the first connection was stale
+        self._api_key = backend.api_key  # or the one before, after the backend has refused this one
 
         # The response to the client, from `take_head` on.
         self._response: ResponseBody = _NO_RESPONSE  # rewrites the body
         self._fields = b""  # the lines of the header fields
         self._last_piece = b""  # the last piece of the body, which is sent with the end
+        self.is_between_events = True
+        """What the client has got ends with a whole event, so that a comment or another event may follow."""
 
         # Measures of a stream, in which about each event with text is one token.
         self._text_events = 0  # so far, as `_response` counts them
@@ -163,7 +168,7 @@ class UpstreamRequest:
         # A sum of bytes takes less than half of the time of formatting when the processor's caches are cold.
         head = (
             request.head.forwarded
-            + _backend_fields(self.backend.url, self.backend.api_key)
+            + _backend_fields(self.backend.url, self._api_key)
             + b"Content-Length: "
             + str(length).encode()
             + b"\r\n"
@@ -181,6 +186,10 @@ class UpstreamRequest:
         The body of the request is freed, since no other backend gets it now. An error, and a mere count of tokens, is
         no answer by whose delay the backend could be judged.
         """
+        # 0. A backend that does not know its new key yet gets the one before.
+        if status == HTTPStatus.UNAUTHORIZED and self._send_previous_key():
+            return
+
         # 1. Choose by status, type and path how the body is rewritten.
         fields = _read_fields(headers)
         self._request.status = status
@@ -188,19 +197,33 @@ class UpstreamRequest:
         model, route = self._service.model, self._request.route
         if _is_error(status):
             self._response = ErrorResponse(fields.retry_after)
+        elif fields.kind == b"text/event-stream":
+            self._response = open_stream(route, model, self.backend.model)
+        elif self._exchange.started:  # by comments of a stream, which this is not
+            self.cancel()
+            self._break_off("its response is no stream")
+            return
         elif fields.kind == b"application/json":
             self._response = JsonResponse(model)
-        elif fields.kind == b"text/event-stream" and route == "responses":
-            self._response = ResponsesStream(model, self.backend.model)
-        elif fields.kind == b"text/event-stream":
-            self._response = TokenStream(model, self.backend.model, route)
 
         # 2. Send the beginning, and note what it shows of the backend.
         self._pass_on(piece)
-        self._request.free_body()
-        if not _is_error(status) and route not in paths.TOKEN_COUNT_ROUTES:
-            self._backend_past.note_begin(self._progress, time.monotonic())
+        if not _is_error(status):  # after an error, another backend may get the request
+            self._request.free_body()
+            if route not in paths.TOKEN_COUNT_ROUTES:
+                self._backend_past.note_begin(self._progress, time.monotonic())
         self._note_piece()
+
+    def _send_previous_key(self) -> bool:
+        """Send the request again with the key before; return False if there is none, or that was refused, too."""
+        key = self.backend.previous_api_key
+        if key is None or self._api_key == key or self._connection is None:
+            return False
+        self._api_key = key
+        self._connection.abort()
+        self._connection = None
+        self._connect()
+        return True
 
     def take_response(self, piece: bytes) -> None:
         """Pass a piece of the response on, then note it."""
@@ -215,12 +238,16 @@ class UpstreamRequest:
         """
         data = self._response.feed(piece) if piece else b""  # empty if all of it is held back
         exchange = self._exchange
+        if data:
+            self._request.has_answer = True
+            self.is_between_events = data.endswith((b"\n\n", b"\r\n\r\n"))
         if exchange.started:
             if self._connection and self._connection.is_response_complete:
                 self._last_piece = data  # `end_response` follows, and sends it
             else:
                 exchange.write(data)
         elif data or self._response.starts_at_once:
+            self._request.has_answer = True
             exchange.start(self._request.status, self._fields, data)
         if exchange.is_blocked and self._connection:
             self._connection.pause_reading()
@@ -267,8 +294,10 @@ class UpstreamRequest:
         last_data = self._last_piece + response.finish()
 
         # 2. The cases in which the client gets an error instead of the end.
-        if response.failed and not exchange.started:  # the body is an error, of which nothing was sent
-            request.send_error(self._translate_error(response, last_data))
+        if response.failed and not request.has_answer:  # the body is an error, of which nothing was sent
+            error = self._translate_error(response, last_data)
+            if error.status not in _TRIED_ELSEWHERE or not request.try_elsewhere(self.backend):
+                request.send_error(error)
             return
         if response.end is ResponseEnd.CUT_OFF:
             exchange.write(last_data)
@@ -334,7 +363,7 @@ class UpstreamRequest:
         While the client does not read, the backend has to wait, so its pauses are not held against it.
         """
         # 1. The data, for the health of the backend.
-        now = time.monotonic()
+        now = self._request.last_sent = time.monotonic()
         total_events = self._response.text_events
         self._backend_past.note_data(self._progress, now)
         self._progress.waits_for_client = self._exchange.is_blocked
@@ -354,12 +383,14 @@ class UpstreamRequest:
         self._last_token_at = now
 
     def _break_off(self, reason: str) -> None:
-        """Send the client an error because the engine broke off, and note the failure of the backend."""
-        streaming = self._exchange.started
+        """Note the failure of the backend, which broke off; try another one, or send the client an error."""
+        streaming = self._request.has_answer
         name = self._service.config.name
         log.warning("engine_broke_off", service=name, backend=self.backend.uid, streaming=streaming, error=reason)
-        self._request.error = "engine_broke_off"
         self._note_failure("broken off")
+        if not streaming and self._request.try_elsewhere(self.backend):
+            return
+        self._request.error = "engine_broke_off"
         self._request.send_error(errors.response_broken_off(name) if streaming else errors.upstream_failed(name))
 
 

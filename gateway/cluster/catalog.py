@@ -1,0 +1,127 @@
+"""The services of the cluster, as they follow from the objects that the gateway watches.
+
+A change of an object changes the one service that it concerns, so that ten thousand endpoints cost nothing while one
+of them moves. A service keeps its running requests and counts whatever changes; one that is gone refuses new ones.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from crds.meta import HTTPS, LABEL_SERVICE_NAME
+from gateway.cluster.routed_service import RoutedBackends, RoutedService
+from gateway.cluster.watched_objects import WatchedService, WatchedSlice, get_part
+from gateway.proxy.config import Backend
+from gateway.proxy.load_balancer import InFlight
+from kube.client import Obj
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, ObjectKey, Resource, object_key
+from kube.store import Store
+
+_BY_SERVICE: Final = "service"
+_PORT_NAME: Final = "http"
+"""The port of a Service, and of its slices, at which clients are served."""
+
+
+class ServiceTokens(NamedTuple):
+    """The bearer token of a service, and the one before as long as an endpoint may know only that."""
+
+    current: str
+    previous: str | None = None
+
+
+class Catalog:
+    """All services, and the endpoints and tokens of each.
+
+    Args:
+        store: the store of the watched services and slices.
+        in_flight: counts the requests that each endpoint is answering.
+    """
+
+    def __init__(self, store: Store, in_flight: InFlight) -> None:
+        self.services: dict[ObjectKey, RoutedService] = {}
+        """By namespace and name."""
+        self.revision = 0
+        """Another number after each change of which services exist, and of who may use them."""
+        self._store = store
+        self._in_flight = in_flight
+        self._tokens: dict[ObjectKey, ServiceTokens] = {}
+        store.add_index(ENDPOINT_SLICES, _BY_SERVICE, _list_services_of_slice)
+        store.subscribe(self._take_change)
+
+    def set_tokens(self, tokens: Mapping[ObjectKey, ServiceTokens], changed: Iterable[ObjectKey]) -> None:
+        """Take the tokens of `changed` services: those in `tokens`, and none for the others."""
+        for key in changed:
+            if key in tokens:
+                self._tokens[key] = tokens[key]
+            else:
+                self._tokens.pop(key, None)
+            self._update_endpoints(key)
+
+    def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Update the service that a change of the store concerns."""
+        if resource == INFERENCE_SERVICES:
+            self._update_service(object_key(new or old or {}), new)
+        elif resource == ENDPOINT_SLICES:
+            for value in {value for obj in (old, new) if obj is not None for value in _list_services_of_slice(obj)}:
+                namespace, _, name = value.partition("/")
+                self._update_endpoints(ObjectKey(namespace, name))
+
+    def _update_service(self, key: ObjectKey, obj: Obj | None) -> None:
+        """Add, update or remove a service. One that was deleted and made anew is another service."""
+        service = self.services.get(key)
+        watched = get_part(obj, WatchedService) if obj is not None else None
+        if service is not None and (watched is None or watched.metadata.uid != service.watched.metadata.uid):
+            del self.services[key]
+            service.update(RoutedBackends(service.config.name))  # nothing takes requests any more
+            service = None
+            self.revision += 1
+        if watched is None:
+            return
+
+        if service is None:
+            self.services[key] = RoutedService(watched, self._in_flight)
+            self.revision += 1
+            self._update_endpoints(key)
+        else:
+            before, service.watched = service.watched, watched
+            self.revision += before.spec.access != watched.spec.access
+
+    def _update_endpoints(self, key: ObjectKey) -> None:
+        """Give a service the ready endpoints of its slices; without its token, none can be asked."""
+        service = self.services.get(key)
+        if service is None:
+            return
+        tokens = self._tokens.get(key)
+        slices = self._store.by_index(ENDPOINT_SLICES, _BY_SERVICE, str(key)) if tokens is not None else ()
+        backends = build_backends(str(key), [get_part(obj, WatchedSlice) for obj in slices], tokens)
+        if backends != service.config.backends:
+            service.update(RoutedBackends(str(key), backends))
+
+
+def build_backends(service: str, slices: Sequence[WatchedSlice], tokens: ServiceTokens | None) -> tuple[Backend, ...]:
+    """Return the backends of a service: its ready endpoints, sorted by their URLs, each with the service's token."""
+    urls = {
+        f"{'https' if port.app_protocol == HTTPS else 'http'}://{_bracket(address)}:{port.port}"
+        for endpoint_slice in slices
+        for port in endpoint_slice.ports or ()
+        if port.name == _PORT_NAME and port.port
+        for endpoint in endpoint_slice.endpoints or ()
+        if endpoint.is_ready
+        for address in endpoint.addresses
+    }
+    return tuple(
+        Backend(f"{service} {url}", url, api_key=tokens.current, previous_api_key=tokens.previous)
+        for url in sorted(urls)
+        if tokens is not None
+    )
+
+
+def _bracket(address: str) -> str:
+    """Return an address as it stands in a URL."""
+    return f"[{address}]" if ":" in address else address
+
+
+def _list_services_of_slice(obj: Obj) -> Sequence[str]:
+    """Return `<namespace>/<service>` of the service whose requests a slice takes, in a list; empty if it names none."""
+    metadata = get_part(obj, WatchedSlice).metadata
+    name = (metadata.labels or {}).get(LABEL_SERVICE_NAME)
+    return [f"{metadata.namespace}/{name}"] if name else []

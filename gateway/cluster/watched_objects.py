@@ -1,0 +1,165 @@
+"""The objects of the cluster that the gateway watches, and the part of each that it keeps.
+
+A store has thousands of services, slices and keys. Each is decoded once, as it comes, to a struct with the fields that
+are read here, so that the rest of it takes neither time nor memory.
+"""
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, OURS, gateway_shard_name
+from kube.client import Obj, Read
+from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, SECRETS
+from kube.watch import Selection
+
+T = TypeVar("T")
+
+_PART: Final = "part"
+"""The key under which an object in the store has its struct."""
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+    namespace: str = ""
+    creation_timestamp: str = ""
+    labels: dict[str, str] | None = None
+
+
+class _Metadatas(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+
+
+class _Access(msgspec.Struct, frozen=True):
+    namespaces: tuple[str, ...] = ()
+
+
+class _ServiceSpec(msgspec.Struct, frozen=True, rename="camel"):
+    mode: str = "chat"
+    access: _Access = _Access()
+
+
+class _Serving(msgspec.Struct, frozen=True, rename="camel"):
+    context_length: int | None = None
+
+
+class _ServiceStatus(msgspec.Struct, frozen=True):
+    phase: str = "Pending"
+    serving: _Serving | None = None
+
+
+class WatchedService(msgspec.Struct, frozen=True):
+    """The part of an InferenceService that is read."""
+
+    metadata: _Metadata
+    spec: _ServiceSpec = _ServiceSpec()
+    status: _ServiceStatus = _ServiceStatus()
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens of one request; None: it is not known yet."""
+        return self.status.serving.context_length if self.status.serving else None
+
+
+class SlicePort(msgspec.Struct, frozen=True, rename="camel"):
+    """A port of a slice."""
+
+    name: str | None = None
+    port: int | None = None
+    app_protocol: str | None = None
+
+
+class _EndpointConditions(msgspec.Struct, frozen=True):
+    ready: bool | None = None
+
+
+class SliceEndpoint(msgspec.Struct, frozen=True):
+    """An endpoint of a slice."""
+
+    addresses: tuple[str, ...] = ()
+    conditions: _EndpointConditions = _EndpointConditions()
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it takes requests; an absent condition means that, as for every consumer of slices."""
+        return self.conditions.ready is not False
+
+
+class WatchedSlice(msgspec.Struct, frozen=True):
+    """The part of an EndpointSlice that is read."""
+
+    metadata: _Metadata
+    endpoints: tuple[SliceEndpoint, ...] | None = None
+    ports: tuple[SlicePort, ...] | None = None
+
+
+class _KeySpec(msgspec.Struct, frozen=True, rename="camel"):
+    services: tuple[str, ...] = ()
+    suspend: bool = False
+    expires_at: str | None = None
+
+
+class PreviousDigest(msgspec.Struct, frozen=True, rename="camel"):
+    """A key that was replaced and is still valid."""
+
+    digest: str
+    valid_until: str
+
+
+class _KeyStatus(msgspec.Struct, frozen=True):
+    digest: str = ""
+    previous: tuple[PreviousDigest, ...] = ()
+
+
+class WatchedKey(msgspec.Struct, frozen=True):
+    """The part of a GatewayKey that is read."""
+
+    metadata: _Metadata
+    spec: _KeySpec = _KeySpec()
+    status: _KeyStatus = _KeyStatus()
+
+
+class WatchedShard(msgspec.Struct, frozen=True):
+    """The part of a Secret with the tokens of services that is read."""
+
+    metadata: _Metadata
+    data: dict[str, str] | None = None
+
+
+def _decode_to(part: type[T]) -> Read:
+    """Return the function that decodes an object of the API server to its identity and the struct `part`."""
+    decode_part = msgspec.json.Decoder(part).decode
+    decode_metadata = msgspec.json.Decoder(_Metadatas).decode
+
+    def read(raw: msgspec.Raw) -> Obj:
+        return {"metadata": msgspec.to_builtins(decode_metadata(raw).metadata), _PART: decode_part(raw)}
+
+    return read
+
+
+def get_part(obj: Obj, part: type[T]) -> T:
+    """Return the struct of an object in the store."""
+    struct = obj[_PART]
+    assert isinstance(struct, part)  # noqa: S101 - each resource is read as one type
+    return struct
+
+
+SELECTIONS: Final[Sequence[Selection]] = (
+    Selection(INFERENCE_SERVICES, read=_decode_to(WatchedService)),
+    Selection(ENDPOINT_SLICES, label_selector=OURS, read=_decode_to(WatchedSlice)),
+    Selection(GATEWAY_KEYS, read=_decode_to(WatchedKey)),
+)
+"""All that is watched cluster-wide."""
+SHARD_SELECTIONS: Final[Sequence[Selection]] = tuple(
+    Selection(
+        SECRETS,
+        CONTROLLER_NAMESPACE,
+        field_selector=f"metadata.name={gateway_shard_name(number)}",
+        read=_decode_to(WatchedShard),
+    )
+    for number in range(GATEWAY_SHARDS)
+)
+"""The Secrets with the tokens of services: each is selected by its name, since no other may be read."""
