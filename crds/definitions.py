@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from crds import acceleratorpool, inferenceservice, metalhost, model
+from crds import acceleratorpool, gatewaykey, inferenceservice, metalhost, model
 from crds.acceleratorpool import AcceleratorPool
+from crds.gatewaykey import GatewayKey
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, VERSION
 from crds.metalhost import MetalHost
@@ -169,6 +170,23 @@ DEFINITIONS = (
         scalable=True,
         selectable=(".status.phase", ".status.accelerator"),
         rules=(inferenceservice.NAME_RULE,),
+    ),
+    Definition(
+        struct=GatewayKey,
+        plural="gatewaykeys",
+        short="gk",
+        columns=(
+            Column("Ready", condition("Ready", "status")),
+            Column("Reason", condition("Ready", "reason")),
+            Column("Services", ".spec.services"),
+            Column("Expires", ".spec.expiresAt"),
+            Column("Suspended", ".spec.suspend", "boolean", wide=True),
+            Column("Requests/min", ".spec.requestsPerMinute", "integer", wide=True),
+            Column("Tokens/min", ".spec.tokensPerMinute", "integer", wide=True),
+            Column("Concurrent", ".spec.concurrentRequests", "integer", wide=True),
+            Column("Message", condition("Ready", "message"), wide=True),
+        ),
+        rules=(gatewaykey.NAME_RULE,),
     ),
     Definition(
         struct=MetalHost,

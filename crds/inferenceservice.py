@@ -5,7 +5,10 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from crds.accelerator_choice import AcceleratorChoice
+from crds.gatewaykey import EVERY_NAMESPACE
 from crds.meta import (
+    AS_SET,
+    LABEL_PATTERN,
     Amount,
     ApiObject,
     ApiStruct,
@@ -59,6 +62,23 @@ class Scheduling(ApiStruct, frozen=True):
         "accelerator, then all other pools of the accelerator by name, as far as these lend and have quota for the "
         "namespace. An edit moves no replica that has a node. Unless hardware.accelerator names one, the pools may "
         "be of several accelerators: see status.choice.",
+    ] = []
+
+
+_AccessNamespace = Annotated[
+    str, Meta(min_length=1, max_length=63, extra_json_schema={"pattern": rf"^\{EVERY_NAMESPACE}$|{LABEL_PATTERN}"})
+]
+
+
+class ServiceAccess(ApiStruct, frozen=True):
+    """Namespaces that a service admits through the gateway of the cluster."""
+
+    namespaces: Annotated[
+        list[_AccessNamespace],
+        Meta(max_length=256),
+        "Namespaces whose GatewayKeys may use the service through the gateway, beside its own. * stands for all. "
+        "Default: only its own.",
+        AS_SET,
     ] = []
 
 
@@ -136,6 +156,9 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
         "agents of hosts. An edit measures nothing anew that was measured, and restarts no replica, so that a "
         "host follows it with the next one.",
     ] = None
+    access: Annotated[
+        ServiceAccess, "Who may use the service through the gateway of the cluster. An edit restarts no replica."
+    ] = ServiceAccess()
     node_selector: Annotated[
         Labels,
         "Labels that a node must have to run a pod of this service or fetch its weights, or that a MetalHost must "

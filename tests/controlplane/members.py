@@ -15,6 +15,7 @@ from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_te
 from crds.meta import GROUP, HOSTS_NAMESPACE
 from kube.resources import (
     ACCELERATOR_POOLS,
+    GATEWAY_KEYS,
     INFERENCE_SERVICES,
     LEASES,
     METAL_HOSTS,
@@ -36,7 +37,7 @@ INSTALLED = CHECKOUT / "deploy" / "install"
 """Folder of the manifests that are rendered from the chart with its default values."""
 RUNNING = {"controller.yaml", "node-agent.yaml"}
 """Manifests of what runs in the cluster: tests start it as processes."""
-KINDS = (MODELS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ACCELERATOR_POOLS)
+KINDS = (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS, METAL_HOSTS, METAL_PROCESSES, ACCELERATOR_POOLS)
 NO_BENCHMARKS = "--no-benchmarks"
 SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
 """Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""

@@ -4,7 +4,15 @@ from typing import Any, NamedTuple
 
 from crds.meta import API_VERSION
 from kube.client import Obj
-from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
+from kube.resources import (
+    ACCELERATOR_POOLS,
+    GATEWAY_KEYS,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    Resource,
+)
 
 MODEL = {"source": "https://models.example/tiny.gguf"}
 SERVICE = {"modelRef": "tiny"}
@@ -22,6 +30,7 @@ SPECS: dict[Resource, dict[str, Any]] = {
     METAL_PROCESSES: PROCESS,
     METAL_HOSTS: {},
     ACCELERATOR_POOLS: {"accelerator": "nvidia", "nodeSelector": {"team": "a"}},
+    GATEWAY_KEYS: {},
 }
 _SERVING = {"priority": "normal", "mode": "chat", "cacheTypeK": "f16", "cacheTypeV": "f16"}
 _REFRESH = {"refreshPolicy": "IfNotPresent", "refreshIntervalSeconds": 3600}
@@ -40,6 +49,7 @@ DEFAULTS: dict[Resource, dict[str, Any]] = {
         "placement": {"minFit": "marginal"},
     },
     METAL_PROCESSES: _SERVING | {"protected": False, "drainSeconds": 600},
+    GATEWAY_KEYS: {"suspend": False, "overlapSeconds": 86_400},
 }
 """Default values that are added to each of `SPECS`."""
 NULLS: list[dict[str, Any]] = [
@@ -77,6 +87,18 @@ class RefusedManifest(NamedTuple):
 
 
 REFUSED_MANIFESTS = {
+    "key for a regular expression": RefusedManifest(GATEWAY_KEYS, {"services": ["chat", "a.+b"]}, "services"),
+    "key for services of two namespaces at once": RefusedManifest(GATEWAY_KEYS, {"services": ["a/b/c"]}, "services"),
+    "key with 65 patterns": RefusedManifest(GATEWAY_KEYS, {"services": ["a"] * 65}, "services"),
+    "key with a pattern that is no name": RefusedManifest(GATEWAY_KEYS, {"services": ["a" * 129]}, "services"),
+    "key whose name is too long for a service's": RefusedManifest(
+        GATEWAY_KEYS, {}, "the name becomes that of a Secret: use at most 40", "k" * 41
+    ),
+    "key without any request": RefusedManifest(GATEWAY_KEYS, {"requestsPerMinute": 0}, "requestsPerMinute"),
+    "key that is replaced in a century": RefusedManifest(GATEWAY_KEYS, {"overlapSeconds": 31_536_001}, "overlapSec"),
+    "access for a pattern of namespaces": RefusedManifest(
+        INFERENCE_SERVICES, {"access": {"namespaces": ["team-*"]}}, "access.namespaces"
+    ),
     "drain for which others would wait": RefusedManifest(
         INFERENCE_SERVICES, {"drainSeconds": 601}, "set spec.drainSeconds to 600 or less, or spec.evictionProtection"
     ),
