@@ -99,7 +99,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """True if the upstream has neither closed the connection nor sent anything that was not read yet."""
+        """True if the upstream has neither closed the connection nor sent anything that was not read yet.
+
+        With TLS the end and anything else look alike in the socket, where they are encrypted. An upstream that waits
+        for a request sends nothing else: session tickets come with the handshake, before the first response.
+        """
         return self._transport is not None and not self._readable_poll.poll(0)
 
     def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver, *, at_once: bool = False) -> None:
@@ -123,9 +127,10 @@ class UpstreamConnection(asyncio.Protocol):
         """End the call: close the connection at once, so that the upstream stops its work.
 
         With `on_closed`, close this side only, and call it when the upstream has stopped, and closes the other side.
+        TLS cannot close one side: then it is called when the connection is closed.
         """
         self._receiver, self._on_closed = None, on_closed
-        if self._transport and on_closed:
+        if self._transport and on_closed and self._transport.can_write_eof():
             self.resume_reading()
             self._transport.write_eof()
         elif self._transport:

@@ -1,4 +1,4 @@
-"""Connections to upstream servers, kept for the next request for a short time.
+"""Connections to upstream servers, plain or with TLS, kept for the next request for a short time.
 
 A connection that is kept saves half the cost of a short request. But an idle one occupies a thread of llama-server,
 which may have only four more threads than slots, and an upstream may close it just when a request is sent. So it is
@@ -6,6 +6,7 @@ kept for a time that is shorter than the upstreams' own (llama-server and uvicor
 """
 
 import asyncio
+import ssl
 import time
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -16,16 +17,25 @@ CONNECT_SECONDS: Final = 2.0
 IDLE_SECONDS: Final = 2.0
 _IDLE_CONNECTIONS: Final = 64
 """Kept for one upstream at most."""
+_HTTPS_PORT: Final = 443
+_HTTP_PORT: Final = 80
 
 
 class NotAcceptedError(Exception):
-    """The upstream accepted no connection; nothing of the request was sent."""
+    """The upstream accepted no connection, or its certificate is not trusted; nothing of the request was sent."""
 
 
 class UpstreamPool:
-    """The connections to all upstreams, by their http URLs without a path, as a context that closes them."""
+    """The connections to all upstreams, by their URLs without a path, as a context that closes them.
 
-    def __init__(self, *, idle_seconds: float = IDLE_SECONDS) -> None:
+    Args:
+        trust: verifies the certificates of upstreams with https, which have to name the host of the URL, such as its IP
+            address; None: the system's certificate authorities do.
+        idle_seconds: the time for which a connection is kept.
+    """
+
+    def __init__(self, trust: ssl.SSLContext | None = None, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._trust = trust
         self._idle_seconds = idle_seconds
         self._idle: dict[str, list[UpstreamConnection]] = {}
         """By URL: connections that are kept for another request, the longest idle first."""
@@ -50,18 +60,29 @@ class UpstreamPool:
 
     async def connect(self, url: str) -> UpstreamConnection:
         """Return a new connection, which is the caller's until its response has ended. Raises NotAcceptedError."""
-        parts = urlsplit(url)
+        host, port, trust = self.find_server(url)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: UpstreamConnection(url, self), parts.hostname or "", parts.port or 80
+                    lambda: UpstreamConnection(url, self), host, port, ssl=trust
                 )
         except TimeoutError as error:
             raise NotAcceptedError(f"no connection within {CONNECT_SECONDS:g} s") from error
+        except ssl.SSLCertVerificationError as error:
+            raise NotAcceptedError(f"its certificate is not trusted: {error.verify_message}") from error
         except OSError as error:
-            raise NotAcceptedError(str(error)) from error
+            raise NotAcceptedError(str(error) or "it broke off the connection while that was made") from error
         self._all.add(connection)
         return connection
+
+    def find_server(self, url: str) -> tuple[str, int, ssl.SSLContext | None]:
+        """Return host and port of an upstream, and the context that verifies its certificate; None: it has none."""
+        parts = urlsplit(url)
+        if parts.scheme == "http":
+            return parts.hostname or "", parts.port or _HTTP_PORT, None
+        if self._trust is None:  # the system's authorities are read only if there is an upstream with https
+            self._trust = ssl.create_default_context()
+        return parts.hostname or "", parts.port or _HTTPS_PORT, self._trust
 
     async def __aenter__(self) -> Self:
         return self

@@ -18,7 +18,8 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     """One engine behind a service. A draining backend finishes its requests and gets no new ones."""
 
     uid: Annotated[str, Meta(min_length=1)]
-    url: Annotated[str, Meta(pattern="^http://[^/]+$")]
+    url: Annotated[str, Meta(pattern="^https?://[^/]+$")]
+    """With https, its certificate has to name the host of the URL, and to be trusted by the pool of connections."""
     draining: bool = False
     concurrency: Annotated[int, Meta(ge=1)] | None = None
     """The number of slots, that is, of requests that the engine works on at once; None: no limit."""

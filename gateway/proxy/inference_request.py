@@ -224,7 +224,7 @@ class InferenceRequest:
         limit = read_limit(self.route, self.body.fields) if self.demand == UNKNOWN else 0
         if 0 < limit < shared_tokens and len(self.body.content) < 1 << 20:
             async with service.counting:
-                tokens = limit + await count_prompt(backend, self.route, self.body)
+                tokens = limit + await count_prompt(self._shared.pool, backend, self.route, self.body)
             self.demand = tokens if tokens <= shared_tokens else UNKNOWN
         service.queue.admit_waiting()
 

@@ -16,7 +16,7 @@ import msgspec
 from gateway.event_log import log
 from gateway.http.headers import HOP_BY_HOP, Headers
 from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection
-from gateway.http.upstream_pool import NotAcceptedError
+from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import errors, paths
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
@@ -394,7 +394,7 @@ class UpstreamRequest:
         self._request.send_error(errors.response_broken_off(name) if streaming else errors.upstream_failed(name))
 
 
-async def count_prompt(backend: Backend, route: str, body: RequestBody) -> int:
+async def count_prompt(pool: UpstreamPool, backend: Backend, route: str, body: RequestBody) -> int:
     """Return the tokens of a prompt, more if the engine cannot count them, UNKNOWN if it does not answer."""
     path = find_runtime(backend.engine).prompt_counts.get(route)
     if path is None:
@@ -405,8 +405,8 @@ async def count_prompt(backend: Backend, route: str, body: RequestBody) -> int:
     head = b"POST %b HTTP/1.1\r\n%b" % (path.encode(), _backend_fields(backend.url, backend.api_key))
     try:
         async with asyncio.timeout(_COUNT_SECONDS):
-            address = backend.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
+            host, port, trust = pool.find_server(backend.url)
+            reader, writer = await asyncio.open_connection(host, port, ssl=trust, limit=1 << 20)
             with closing(writer):
                 writer.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(text), text))
                 answer = await reader.readuntil(b"}")  # of an error, with an object in another, this is no JSON
@@ -455,7 +455,7 @@ def _read_fields(headers: Headers) -> _ResponseFields:
 @functools.lru_cache(maxsize=1024)
 def _backend_fields(url: str, api_key: str | None) -> bytes:
     """Return the lines of the header fields that depend on the backend only."""
-    lines = b"Host: %b\r\n" % url.removeprefix("http://").encode()
+    lines = b"Host: %b\r\n" % url.partition("://")[2].encode()
     if api_key:
         lines += b"Authorization: Bearer %b\r\n" % api_key.encode()
     return lines

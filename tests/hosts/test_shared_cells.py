@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from msgspec import structs
 
+from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import Backend
 from gateway.proxy.paths import INFERENCE
 from gateway.proxy.request_body import SHORT_BODY_BYTES, read_short_body
@@ -108,7 +109,7 @@ async def test_tokens_are_counted_as_the_engine_uses_them(proxy: ProxyProcess, b
     body = make_body(route, "Hällo <s> wörld \n" * 9, limit=3)
     short = read_short_body(json.dumps(body).encode())
     assert short
-    counted = await count_prompt(backend, route, short)
+    counted = await count_prompt(UpstreamPool(), backend, route, short)
     async with serve(proxy, backend) as client:
         usage = json.loads((await client.ask(route, **body)).text)["usage"]
     used = usage.get("prompt_tokens", usage.get("input_tokens")) + usage.get("cache_read_input_tokens", 0)

@@ -1,6 +1,7 @@
 """A running proxy for tests, as a process or in this one, with a client and fake engines."""
 
 import asyncio
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -92,14 +93,14 @@ def run_proxy(
 
 
 @asynccontextmanager
-async def fake_engine(handler: Handler, uid: str = "a") -> AsyncIterator[Backend]:
+async def fake_engine(handler: Handler, uid: str = "a", *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Backend]:
     """Serve `handler` as an engine; a client that hangs up cancels it, as in llama-server."""
     runner = web.ServerRunner(web.Server(handler, handler_cancellation=True), shutdown_timeout=1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     try:
-        yield Backend(uid=uid, url=f"http://127.0.0.1:{site.port}")
+        yield Backend(uid=uid, url=f"{'https' if tls else 'http'}://127.0.0.1:{site.port}")
     finally:
         await site.stop()
         # A proxy that runs on may connect just now; the runner closes what the loop has accepted, some turns later.
@@ -164,10 +165,14 @@ async def raw_engine(
 
 @asynccontextmanager
 async def proxy_in_process(
-    *backends: Backend, tls: Tls | None = None, times: ConnectionTimes | None = None, idle_seconds: float = 2
+    *backends: Backend,
+    tls: Tls | None = None,
+    times: ConnectionTimes | None = None,
+    idle_seconds: float = 2,
+    trust: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[Listeners, str]]:
     """Run the proxy's listeners in this process, with the service `ns/tiny`; yield the listeners and the URL."""
-    async with UpstreamPool(idle_seconds=idle_seconds) as pool, asyncio.TaskGroup() as tasks:
+    async with UpstreamPool(trust, idle_seconds=idle_seconds) as pool, asyncio.TaskGroup() as tasks:
         all_ = Listeners(pool, tasks, times)
         await all_.configure(ProxyConfig((make_service(*backends),), tls=tls))
         (state,) = all_.service_states()

@@ -17,7 +17,7 @@ def decode(**service: object) -> ProxyConfig:
         ("token", ""),
         ("name", ""),
         ("port", 70000),
-        ("backends", [{"uid": "u", "url": "https://127.0.0.1:1"}]),
+        ("backends", [{"uid": "u", "url": "ftp://127.0.0.1:1"}]),
         ("backends", [{"uid": "u", "url": "http://127.0.0.1:1/path"}]),
         ("backends", [{"uid": "", "url": "http://127.0.0.1:1"}]),
     ],

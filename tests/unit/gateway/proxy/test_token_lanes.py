@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy import upstream_request
 from gateway.proxy.config import Backend
 from gateway.proxy.inference_request import InferenceRequest
@@ -22,6 +23,7 @@ from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
 from gateway.proxy.upstream_request import count_prompt
 from tests.unit.gateway.proxy.running_proxy import fake_engine, make_service
 
+POOL = UpstreamPool()
 SHARED = 100
 SLOTS = 4
 BACKEND = Backend("a", "http://127.0.0.1:1", concurrency=SLOTS, shared_tokens=SHARED)
@@ -239,8 +241,8 @@ async def test_prompt_that_the_engine_does_not_count_is_as_long_as_can_be(status
 
     (body, _) = read_both(messages=[])
     async with fake_engine(refuse) as backend:
-        assert await count_prompt(structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN
-    assert await count_prompt(structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN, "it is gone"
+        assert await count_prompt(POOL, structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN
+    assert await count_prompt(POOL, structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN, "it is gone"
 
 
 async def test_engine_that_hangs_while_it_counts_holds_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +252,9 @@ async def test_engine_that_hangs_while_it_counts_holds_no_request(monkeypatch: p
     monkeypatch.setattr(upstream_request, "_COUNT_SECONDS", 0.05)
     (body, _) = read_both(messages=[])
     async with fake_engine(hang) as backend:
-        assert await count_prompt(structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN
+        assert await count_prompt(POOL, structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN
 
 
 async def test_prompt_for_an_engine_that_cannot_count_has_no_more_tokens_than_bytes() -> None:
     (body, _) = read_both(messages=[{"role": "user", "content": "Hi"}])
-    assert len(body.content) < await count_prompt(BACKEND, "chat", body) < len(body.content) + 1000
+    assert len(body.content) < await count_prompt(POOL, BACKEND, "chat", body) < len(body.content) + 1000
