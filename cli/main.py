@@ -37,6 +37,7 @@ SECTIONS = {
     "Programs that others start": {
         "controller": ("run the controller of Models and InferenceServices", "cli.controller"),
         "console": ("answer over HTTP what fits where, how fast, and at what cost", "cli.console"),
+        "gateway": ("serve all services of a cluster at one address, to clients with keys", "cli.gateway"),
         "extender": ("score nodes for a kube-scheduler by the speed of models", "cli.extender"),
         "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
         "node-agent": ("report the hardware of a node; the chart's DaemonSet starts it", "cli.node_agent"),

@@ -18,6 +18,7 @@ from gateway.proxy.control import restore_stop_signals, set_up_process
 from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
+from gateway.proxy.keep_alive import KeepAlive
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import CONTENT_TYPE, render_metrics
 from gateway.proxy.request_body import BodyBudget
@@ -57,7 +58,7 @@ async def run(client: Client, options: GatewayOptions) -> None:
         pool = await stack.enter_async_context(UpstreamPool(options.trust))
         in_flight = InFlight(lambda _backend: None)
         feed = ClusterFeed(in_flight)
-        shared = SharedResources(in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor())
+        shared = SharedResources(in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive())
 
         # 1. Listen, and follow the cluster.
         times = ConnectionTimes()
@@ -106,8 +107,8 @@ def build_health(feed: ClusterFeed, stop: asyncio.Event) -> AnswerServer:
     """
 
     def render() -> bytes:
-        services = {str(key): service for key, service in feed.catalog.services.items()}
-        return render_metrics(services, "pomona_gateway")
+        asked = {str(key): service for key, service in feed.catalog.services.items() if service.metrics.requests}
+        return render_metrics(asked, "pomona_gateway")
 
     def answer_readyz() -> WholeAnswer:
         if stop.is_set():

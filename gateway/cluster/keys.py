@@ -5,17 +5,16 @@ asks follows from the key alone: no header and no field of a request changes it.
 """
 
 import asyncio
-import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Final
 
-from crds.gatewaykey import may_use
+from crds.gatewaykey import GatewayKey, digest_key, may_use, read_expiry_seconds
 from gateway.cluster.catalog import Catalog
 from gateway.cluster.routed_service import RoutedService
-from gateway.cluster.watched_objects import WatchedKey, get_part
+from gateway.cluster.watched_objects import get_part
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import read_credentials
@@ -36,7 +35,7 @@ class ClientKey:
         catalog: all services.
     """
 
-    def __init__(self, watched: WatchedKey, catalog: Catalog) -> None:
+    def __init__(self, watched: GatewayKey, catalog: Catalog) -> None:
         self.watched = watched
         self.credentials: dict[str, Credential] = {}
         """What admits its clients, by digest: the key, and those that it has replaced."""
@@ -58,7 +57,7 @@ class ClientKey:
         """The name in errors and log."""
         return f"GatewayKey {self.namespace}/{self.watched.metadata.name}"
 
-    def update(self, watched: WatchedKey) -> None:
+    def update(self, watched: GatewayKey) -> None:
         """Take the GatewayKey as it is now."""
         self.watched = watched
         self._revision = -1
@@ -110,6 +109,8 @@ class Credential:
         key: the key.
         valid_until: the end of its validity, in seconds since 1970.
     """
+
+    keeps_open = True
 
     def __init__(self, key: ClientKey, valid_until: float) -> None:
         self.key = key
@@ -163,7 +164,7 @@ class KeyTable:
 
     def authorize(self, headers: Headers) -> Credential:
         """Return the credential that a client has sent. Raises RequestError."""
-        credentials = self._by_digest.get(hashlib.sha256(read_credentials(headers)).hexdigest())
+        credentials = self._by_digest.get(digest_key(read_credentials(headers).decode(errors="replace")))
         if credentials is None or credentials[0].valid_until <= time.time():
             raise errors.invalid_gateway_key()
         return credentials[0]
@@ -182,7 +183,7 @@ class KeyTable:
         if resource != GATEWAY_KEYS:
             return
         name = object_key(new or old or {})
-        watched = get_part(new, WatchedKey) if new is not None else None
+        watched = get_part(new, GatewayKey) if new is not None else None
         key = self.keys.get(name)
         if key is not None and (watched is None or watched.metadata.uid != key.watched.metadata.uid):
             for digest in list(key.credentials):
@@ -224,22 +225,14 @@ class KeyTable:
                     request.interrupt("key_revoked", errors.key_revoked(key.name))
 
 
-def list_valid_digests(key: WatchedKey, now: float) -> dict[str, float]:
+def list_valid_digests(key: GatewayKey, now: float) -> dict[str, float]:
     """Return the digests that admit clients of a GatewayKey, with the end of their validity in seconds since 1970."""
     if key.spec.suspend or not key.status.digest:
         return {}
-    expires_at = _read_time(key.spec.expires_at) if key.spec.expires_at else math.inf
-    ends = {previous.digest: _read_time(previous.valid_until) for previous in key.status.previous}
+    expires_at = read_expiry_seconds(key.spec)
+    ends = {former.digest: datetime.fromisoformat(former.valid_until).timestamp() for former in key.status.previous}
     ends[key.status.digest] = math.inf
     return {digest: min(end, expires_at) for digest, end in ends.items() if min(end, expires_at) > now}
-
-
-def _read_time(text: str) -> float:
-    """Return a time in seconds since 1970; one that cannot be read is over: a key is not valid longer than it says."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return -math.inf
 
 
 def _order_by_age(credential: Credential) -> tuple[str, str]:

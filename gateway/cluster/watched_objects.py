@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from crds.gatewaykey import GatewayKey
 from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, OURS, gateway_shard_name
 from kube.client import Obj, Read
 from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, SECRETS
@@ -96,32 +97,6 @@ class WatchedSlice(msgspec.Struct, frozen=True):
     ports: tuple[SlicePort, ...] | None = None
 
 
-class _KeySpec(msgspec.Struct, frozen=True, rename="camel"):
-    services: tuple[str, ...] = ()
-    suspend: bool = False
-    expires_at: str | None = None
-
-
-class PreviousDigest(msgspec.Struct, frozen=True, rename="camel"):
-    """A key that was replaced and is still valid."""
-
-    digest: str
-    valid_until: str
-
-
-class _KeyStatus(msgspec.Struct, frozen=True):
-    digest: str = ""
-    previous: tuple[PreviousDigest, ...] = ()
-
-
-class WatchedKey(msgspec.Struct, frozen=True):
-    """The part of a GatewayKey that is read."""
-
-    metadata: _Metadata
-    spec: _KeySpec = _KeySpec()
-    status: _KeyStatus = _KeyStatus()
-
-
 class WatchedShard(msgspec.Struct, frozen=True):
     """The part of a Secret with the tokens of services that is read."""
 
@@ -150,7 +125,7 @@ def get_part(obj: Obj, part: type[T]) -> T:
 SELECTIONS: Final[Sequence[Selection]] = (
     Selection(INFERENCE_SERVICES, read=_decode_to(WatchedService)),
     Selection(ENDPOINT_SLICES, label_selector=OURS, read=_decode_to(WatchedSlice)),
-    Selection(GATEWAY_KEYS, read=_decode_to(WatchedKey)),
+    Selection(GATEWAY_KEYS, read=_decode_to(GatewayKey)),
 )
 """All that is watched cluster-wide."""
 SHARD_SELECTIONS: Final[Sequence[Selection]] = tuple(

@@ -305,10 +305,11 @@ class InferenceRequest:
             if now - self.arrived >= FIRST_COMMENT_SECONDS:
                 self.status, self.last_sent = HTTPStatus.OK, now
                 exchange.start(self.status, STREAM_FIELDS + self.id_line, render_comment(self.route))
-        elif now - self.last_sent >= COMMENT_SECONDS and not exchange.is_blocked:
-            if upstream is None or upstream.is_between_events:
-                self.last_sent = now
-                exchange.write(render_comment(self.route))
+            return
+        can_write = (upstream is None or upstream.is_between_events) and not exchange.is_blocked
+        if can_write and now - self.last_sent >= COMMENT_SECONDS:
+            self.last_sent = now
+            exchange.write(render_comment(self.route))
 
     def resume_writing(self) -> None:
         """Read the engine again."""

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gateway.proxy.service import Service
 
-_PREFIX: Final = "pomona_proxy"
-FIELDS: Final = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+PROXY_PREFIX: Final = "pomona_proxy"
+"""The begin of the names of a proxy's metrics; a gateway has one of its own."""
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+FIELDS: Final = b"Content-Type: %b\r\n" % CONTENT_TYPE
 """The header field of a response with series."""
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -84,8 +86,8 @@ class ServiceMetrics:
         self.request_seconds = DurationHistogram(_REQUEST_BUCKETS)
 
 
-def render_metrics(services: Mapping[str, "Service"]) -> bytes:
-    """Return the series of all services, by their names, in Prometheus' text form.
+def render_metrics(services: Mapping[str, "Service"], prefix: str = PROXY_PREFIX) -> bytes:
+    """Return the series of all services, by their names, in Prometheus' text form; their names begin with `prefix`.
 
     1. Requests by route and status, and errors by reason.
     2. Each counter and each histogram, by the tables of their names above.
@@ -104,15 +106,16 @@ def render_metrics(services: Mapping[str, "Service"]) -> bytes:
     failures = [
         (labels | {"reason": reason}, count) for labels, metrics in counts for reason, count in metrics.errors.items()
     ]
-    lines = _family_lines("requests_total", _REQUESTS, "counter", requests)
-    lines += _family_lines("errors_total", _ERRORS, "counter", failures)
+    lines = _family_lines(f"{prefix}_requests_total", _REQUESTS, "counter", requests)
+    lines += _family_lines(f"{prefix}_errors_total", _ERRORS, "counter", failures)
 
     # 2. Both tables have the name and the description of a metric, by attribute of `ServiceMetrics`. A histogram has a
     #    line for each bucket, of which the last one counts all, and two for number and sum.
     for attribute, (name, description) in _COUNTERS.items():
         samples = [(labels, getattr(metrics, attribute)) for labels, metrics in counts]
-        lines += _family_lines(name, description, "counter", samples)
-    for attribute, (name, description) in _HISTOGRAMS.items():
+        lines += _family_lines(f"{prefix}_{name}", description, "counter", samples)
+    for attribute, (short_name, description) in _HISTOGRAMS.items():
+        name = f"{prefix}_{short_name}"
         lines += _family_lines(name, description, "histogram", ())
         for labels, metrics in counts:
             histogram: DurationHistogram = getattr(metrics, attribute)
@@ -125,21 +128,23 @@ def render_metrics(services: Mapping[str, "Service"]) -> bytes:
     # 3. The gauges.
     in_flight = [(labels, service.queue.in_flight) for labels, service in labeled]
     queued = [(labels, service.queue.queued) for labels, service in labeled]
-    lines += _family_lines("in_flight", "Requests that an engine is working on.", "gauge", in_flight)
-    lines += _family_lines("queued", "Requests that wait for a free slot.", "gauge", queued)
+    lines += _family_lines(f"{prefix}_in_flight", "Requests that an engine is working on.", "gauge", in_flight)
+    lines += _family_lines(f"{prefix}_queued", "Requests that wait for a free slot.", "gauge", queued)
     return "".join(lines).encode()
 
 
 def render_engine_up(service: str, *, is_up: bool) -> bytes:
     """Return the gauge by which the proxy of a pod says whether the series of the engine of `service` are there."""
     description = "1 if the engine's own series are here, all of them."
-    return "".join(_family_lines("engine_metrics_up", description, "gauge", [(_labels(service), is_up)])).encode()
+    return "".join(
+        _family_lines(f"{PROXY_PREFIX}_engine_metrics_up", description, "gauge", [(_labels(service), is_up)])
+    ).encode()
 
 
 def _family_lines(name: str, description: str, kind: str, samples: Iterable[tuple[dict[str, str], float]]) -> list[str]:
     """Return the lines of a family, each sample of which has labels and a value."""
     series = [_series_line(name, value, labels) for labels, value in samples]
-    return [f"# HELP {_PREFIX}_{name} {description}\n", f"# TYPE {_PREFIX}_{name} {kind}\n", *series]
+    return [f"# HELP {name} {description}\n", f"# TYPE {name} {kind}\n", *series]
 
 
 def _labels(service: str) -> dict[str, str]:
@@ -150,4 +155,4 @@ def _labels(service: str) -> dict[str, str]:
 def _series_line(name: str, value: float, labels: dict[str, str]) -> str:
     """Return the line of one series, with its labels in the order of their names."""
     quoted = ",".join(f'{label}="{labels[label].translate(_ESCAPES)}"' for label in sorted(labels))
-    return f"{_PREFIX}_{name}{{{quoted}}} {float(value)}\n"
+    return f"{name}{{{quoted}}} {float(value)}\n"

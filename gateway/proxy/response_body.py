@@ -151,7 +151,6 @@ class TokenStream(ResponseBody):
     """
 
     is_stream = True
-    starts_at_once = False  # an engine may send the head, and fail before its first event: then the status shows it
 
     def __init__(self, model: str, engine_model: str | None = None, route: str = "") -> None:
         self._route = route

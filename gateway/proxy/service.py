@@ -111,7 +111,7 @@ class Service:
         return backend
 
     def may_try_elsewhere(self) -> bool:
-        """Decide whether a request that a backend has failed may go to another one; here none may: it may have worked."""
+        """Decide whether a request that a backend has failed may go to another: here none, as it may have worked."""
         return False
 
     @property

@@ -234,7 +234,8 @@ class UpstreamRequest:
         """Send what the client gets of a piece; stop reading from the backend while the client does not read.
 
         The response begins at once or, if its form may turn out to be an error (such as a JSON object), with the first
-        data. Once it has begun, its last piece is held back, and sent together with its end.
+        data; so do all that are kept open, because an engine may fail after its head. Once it has begun, its last piece
+        is held back, and sent together with its end.
         """
         data = self._response.feed(piece) if piece else b""  # empty if all of it is held back
         exchange = self._exchange
@@ -246,7 +247,7 @@ class UpstreamRequest:
                 self._last_piece = data  # `end_response` follows, and sends it
             else:
                 exchange.write(data)
-        elif data or self._response.starts_at_once:
+        elif data or (self._response.starts_at_once and not self._request.router.keeps_open):
             self._request.has_answer = True
             exchange.start(self._request.status, self._fields, data)
         if exchange.is_blocked and self._connection:

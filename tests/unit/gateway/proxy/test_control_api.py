@@ -48,6 +48,7 @@ CONFIG = ProxyConfig(
                     engine="llama.cpp",
                     context_length=4096,
                     shared_tokens=1024,
+                    previous_api_key="old",
                 ),
             ),
             queue_limit=7,
@@ -74,6 +75,7 @@ CONFIG_JSON = {
                     "engine": "llama.cpp",
                     "contextLength": 4096,
                     "sharedTokens": 1024,
+                    "previousApiKey": "old",
                 }
             ],
             "previousToken": None,

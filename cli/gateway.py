@@ -1,0 +1,105 @@
+"""`pomona gateway`: one address for all services of a cluster, for clients with keys."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.options import EXISTING_FILE, LISTEN_ADDRESS, PATH, kubeconfig_option, load_hosts_ca, verbose_option
+from kube.kubeconfig import CredentialsError
+
+if TYPE_CHECKING:
+    from gateway.cluster.gateway_process import GatewayOptions
+
+
+@click.command("gateway")
+@kubeconfig_option
+@click.option(
+    "--address",
+    type=LISTEN_ADDRESS,
+    default="127.0.0.1:8080",
+    show_default=True,
+    help="Address of the API. Clients send it keys: give it a certificate where others listen in.",
+)
+@click.option(
+    "--metrics-address",
+    type=LISTEN_ADDRESS,
+    default="off",
+    show_default=True,
+    help="Address of /healthz, /readyz and /metrics, which ask for no key.",
+)
+@click.option(
+    "--tls-certificate",
+    type=EXISTING_FILE,
+    help="Certificate of the API, in PEM form. It is read again when it changes.",
+)
+@click.option("--tls-key", type=EXISTING_FILE, help="Key of the certificate.")
+@click.option(
+    "--hosts-ca",
+    type=PATH,
+    help="File of certificate authorities, in PEM form, for hosts that serve https. Default: the system's authorities.",
+)
+@click.option(
+    "--drain-seconds",
+    type=click.FloatRange(0, 86_400),
+    default=600.0,
+    show_default=True,
+    help="Seconds for running requests after SIGTERM.",
+)
+@verbose_option
+def command(
+    kubeconfig: Path | None,
+    *,
+    address: tuple[str, int] | None,
+    metrics_address: tuple[str, int] | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    hosts_ca: Path | None,
+    drain_seconds: float,
+    verbose: bool,
+) -> None:
+    """Serve all services of a cluster at one address, to clients with keys: pods and hosts alike.
+
+    A request names the service as its model, and `pomona key create` makes the key. It reads the cluster and writes
+    nothing.
+
+    \b
+    Examples:
+      pomona gateway --kubeconfig ~/.kube/config
+      pomona gateway --address 0.0.0.0:8080 --metrics-address 0.0.0.0:8081
+    """
+    import uvloop  # noqa: PLC0415 - not needed for --help
+
+    from cli import log  # noqa: PLC0415 - same
+    from gateway.cluster.gateway_process import GatewayOptions  # noqa: PLC0415 - same
+    from gateway.event_log import log_libraries  # noqa: PLC0415 - same
+    from gateway.proxy.config import Tls  # noqa: PLC0415 - same
+
+    # 1. Check the options. address is None after `--address off`.
+    if address is None:
+        raise click.UsageError("--address off would serve nothing")
+    if (tls_certificate is None) != (tls_key is None):
+        raise click.UsageError("--tls-certificate and --tls-key go together")
+    tls = Tls(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None
+    trust = load_hosts_ca(hosts_ca) if hosts_ca is not None else None
+
+    # 2. Serve until a signal.
+    log.configure(verbose=verbose)
+    log_libraries()
+    options = GatewayOptions(address, metrics_address, tls, trust, drain_seconds)
+    try:
+        uvloop.run(_run(kubeconfig, options))
+    except CredentialsError as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"--address or --metrics-address cannot be served: {error}") from error
+
+
+async def _run(kubeconfig: Path | None, options: "GatewayOptions") -> None:
+    """Connect to the API server, and serve until a signal."""
+    from gateway.cluster.gateway_process import run  # noqa: PLC0415 - not needed for --help
+    from kube import credentials  # noqa: PLC0415 - same
+    from kube.client import connect  # noqa: PLC0415 - same
+
+    async with connect(credentials.load(kubeconfig)) as client:
+        await run(client, options)

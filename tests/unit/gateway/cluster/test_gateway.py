@@ -1,0 +1,393 @@
+"""The gateway from its listener to engines: who may ask which service, and what clients get when something fails."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gateway.proxy import inference_request
+from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES
+from tests.unit.gateway.cluster.running_gateway import (
+    AUTHORIZED,
+    SECRET,
+    RunningGateway,
+    gateway_in_process,
+    in_seconds,
+)
+from tests.unit.gateway.proxy.running_proxy import GatedEngine, error_code, fake_engine, raw_engine
+
+OTHER = "pomona-another-secret-that-is-long"
+TEXT_EVENT = b'data: {"choices":[{"delta":{"content":"a"}}],"model":"chat"}\n\n'
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[RunningGateway]:
+    async with gateway_in_process() as running:
+        yield running
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
+        yield session
+
+
+def ask(
+    http: aiohttp.ClientSession,
+    gateway: RunningGateway,
+    model: str | None = "chat",
+    *,
+    secret: str = SECRET,
+    stream: bool = False,
+) -> aiohttp.client._RequestContextManager:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream} | ({"model": model} if model else {})
+    headers = {"Authorization": f"Bearer {secret}"}
+    return http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers)
+
+
+class NamedEngine:
+    """Answers with its name, and keeps the tokens that it was sent."""
+
+    def __init__(self, name: str, *, accepts: str = "t") -> None:
+        self.name = name
+        self.tokens: list[str] = []
+        self.accepts = accepts
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.tokens.append(request.headers.get("Authorization", ""))
+        if self.tokens[-1] != f"Bearer {self.accepts}":
+            return web.json_response({"error": {"message": "wrong token"}}, status=401)
+        return web.json_response({"choices": [{"message": {"content": self.name}}], "model": "chat"})
+
+
+async def answer_of(response: aiohttp.ClientResponse) -> str:
+    answer = await response.json()
+    assert response.status == 200, answer
+    return str(answer["choices"][0]["message"]["content"])
+
+
+async def test_key_reaches_services_of_its_namespace_and_those_that_admit_it(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    engines = [NamedEngine(name) for name in ("own", "open", "for-all", "closed")]
+    async with contextlib.AsyncExitStack() as stack:
+        own, opened, for_all, closed = [
+            (await stack.enter_async_context(fake_engine(engine))).url for engine in engines
+        ]
+        cluster = gateway.cluster
+        cluster.put_key()
+        cluster.serve("team-a", "chat", own)
+        cluster.serve("team-b", "chat", opened, access=("team-a",))
+        cluster.serve("team-b", "public", for_all, access=("*",))
+        cluster.serve("team-b", "private", closed, access=("team-c",))
+        for model, name in (
+            ("chat", "own"),
+            ("team-a/chat", "own"),
+            ("team-b/chat", "open"),
+            ("team-b/public", "for-all"),
+        ):
+            async with ask(http, gateway, model) as response:
+                assert await answer_of(response) == name
+        for model in ("team-b/private", "public", "private", "team-a/", "/", "nothing"):
+            async with ask(http, gateway, model) as response:
+                assert (response.status, error_code(await response.json())) == (404, "model_not_found")
+        async with ask(http, gateway, None) as response:
+            assert (response.status, error_code(await response.json())) == (400, "missing_model")
+        assert not engines[3].tokens
+
+        # What it may not use is not named, either.
+        async with http.get(f"{gateway.url}/v1/models", headers=AUTHORIZED) as response:
+            names = [model["id"] for model in (await response.json())["data"]]
+        assert names == ["chat", "team-b/chat", "team-b/public"]
+
+
+async def test_patterns_of_a_key_limit_what_it_opens(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async with fake_engine(NamedEngine("one")) as backend:
+        gateway.cluster.put_key(services=["small-*"])
+        gateway.cluster.serve("team-a", "small-chat", backend.url)
+        gateway.cluster.serve("team-a", "large-chat", backend.url)
+        async with ask(http, gateway, "small-chat") as response:
+            assert await answer_of(response) == "one"
+        async with ask(http, gateway, "large-chat") as response:
+            assert response.status == 404
+
+
+async def test_models_are_listed_without_replicas_too(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    gateway.cluster.put_key()
+    gateway.cluster.serve("team-a", "chat", "http://127.0.0.1:1")
+    gateway.cluster.serve("team-a", "sleepy", phase="Suspended")
+    async with http.get(f"{gateway.url}/v1/models", headers=AUTHORIZED) as response:
+        chat, sleepy = (await response.json())["data"]
+    assert chat["id"], chat["context_length"] == ("chat", 4096)
+    assert (chat["max_model_len"], chat["status"]) == (4096, {"value": "loaded"})
+    assert (sleepy["id"], sleepy["status"]) == ("sleepy", {"value": "unloaded"})
+    async with http.get(f"{gateway.url}/v1/models/team-a/sleepy", headers=AUTHORIZED) as response:
+        assert response.status == 404  # it is listed by its short name
+    async with http.get(f"{gateway.url}/v1/models/sleepy", headers=AUTHORIZED) as response:
+        assert (await response.json())["id"] == "sleepy"
+    async with ask(http, gateway, "sleepy") as response:
+        assert (response.status, error_code(await response.json())) == (503, "service_unavailable")
+        assert 1 <= int(response.headers["Retry-After"]) <= 120
+
+
+@pytest.mark.parametrize(
+    "spec", [{"suspend": True}, {"expiresAt": in_seconds(-1)}, {"expiresAt": "2026-13-40T00:00:00Z"}]
+)
+async def test_key_that_is_not_valid_is_refused(
+    gateway: RunningGateway, http: aiohttp.ClientSession, spec: dict[str, object]
+) -> None:
+    gateway.cluster.serve("team-a", "chat", "http://127.0.0.1:1")
+    gateway.cluster.put_key(**spec)
+    for secret in (SECRET, "wrong", ""):
+        async with ask(http, gateway, secret=secret) as response:
+            assert (response.status, error_code(await response.json())) == (401, "invalid_api_key")
+    async with http.get(f"{gateway.url}/v1/models") as response:
+        assert response.status == 401
+
+
+async def test_replaced_key_is_valid_until_its_end(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async with fake_engine(NamedEngine("one")) as backend:
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        gateway.cluster.put_key(secret=OTHER, previous={SECRET: in_seconds(600), "former": in_seconds(-1)})
+        for secret, status in ((OTHER, 200), (SECRET, 200), ("former", 401)):
+            async with ask(http, gateway, secret=secret) as response:
+                assert response.status == status
+        gateway.cluster.put_key(secret=OTHER)
+        async with ask(http, gateway, secret=SECRET) as response:
+            assert response.status == 401
+
+
+async def test_copied_digest_takes_nothing_over(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async with fake_engine(NamedEngine("one")) as backend:
+        gateway.cluster.put_key("team-b", "thief", born="2026-11-29T13:00:00Z")
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        gateway.cluster.serve("team-b", "chat", "http://127.0.0.1:1")
+        async with ask(http, gateway) as response:
+            assert await answer_of(response) == "one"
+        gateway.cluster.remove(GATEWAY_KEYS, "team-b", "thief")
+        async with ask(http, gateway) as response:
+            assert await answer_of(response) == "one"
+
+
+@pytest.mark.parametrize("how", ["deleted", "suspended", "replaced", "expired"])
+async def test_revoked_key_ends_its_streams_by_an_event(
+    gateway: RunningGateway, http: aiohttp.ClientSession, how: str
+) -> None:
+    engine = GatedEngine()
+    async with fake_engine(engine) as backend:
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        gateway.cluster.put_key()
+        gateway.cluster.put_key("team-a", "other", OTHER)
+        engine.release(TEXT_EVENT)
+        async with ask(http, gateway, stream=True) as ended:
+            assert await ended.content.readuntil(b"\n\n") == TEXT_EVENT
+            if how == "deleted":
+                gateway.cluster.remove(GATEWAY_KEYS, "team-a", "ci")
+            elif how == "expired":
+                gateway.cluster.put_key(expiresAt=in_seconds(0.5))
+            elif how == "suspended":
+                gateway.cluster.put_key(suspend=True)
+            else:
+                gateway.cluster.put_key(secret="pomona-new-secret")
+            began = time.monotonic()
+            rest = await ended.content.read()
+            assert b'"key_revoked"' in rest
+            assert b"[DONE]" not in rest
+            assert time.monotonic() - began < 5
+        await asyncio.wait_for(engine.cancelled.wait(), 5)
+
+
+async def test_stream_of_another_key_goes_on(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    engine = GatedEngine()
+    async with fake_engine(engine) as backend:
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        gateway.cluster.put_key()
+        gateway.cluster.put_key("team-a", "other", OTHER)
+        engine.release(TEXT_EVENT)
+        async with ask(http, gateway, secret=OTHER, stream=True) as response:
+            await response.content.readuntil(b"\n\n")
+            gateway.cluster.remove(GATEWAY_KEYS, "team-a", "ci")
+            engine.release(TEXT_EVENT)
+            engine.end()
+            assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_endpoints_follow_the_slices(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async with fake_engine(NamedEngine("one")) as one, fake_engine(NamedEngine("two")) as two:
+        cluster = gateway.cluster
+        cluster.put_key()
+        cluster.serve("team-a", "chat", one.url)
+        async with ask(http, gateway) as response:
+            assert await answer_of(response) == "one"
+        cluster.put_slice("team-a", "chat", "chat.host0", two.url)
+        async with ask(http, gateway) as response:
+            assert await answer_of(response) == "two"
+        cluster.put_slice("team-a", "chat", "chat.host0", two.url, ready=False)
+        async with ask(http, gateway) as response:
+            assert response.status == 503
+        cluster.remove(INFERENCE_SERVICES, "team-a", "chat")
+        async with ask(http, gateway) as response:
+            assert response.status == 404
+
+
+async def test_endpoint_that_knows_only_the_token_before_gets_that(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    engine = NamedEngine("one", accepts="old")
+    async with fake_engine(engine) as backend:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        gateway.cluster.set_token("team-a", "chat", "new", previous="old")
+        async with ask(http, gateway) as response:
+            assert await answer_of(response) == "one"
+        assert engine.tokens == ["Bearer new", "Bearer old"]
+        engine.accepts = "neither"
+        async with ask(http, gateway) as response:
+            assert response.status == 502
+
+
+async def test_refused_connection_and_broken_off_request_go_to_another_endpoint(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    """Before its first byte, that is, and whether or not it is a stream."""
+
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.close()
+
+    async with raw_engine(break_off) as broken, fake_engine(NamedEngine("one")) as sound:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", "http://127.0.0.1:1", broken.url, sound.url)
+        for _ in range(4):
+            async with ask(http, gateway) as response:
+                assert await answer_of(response) == "one"
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+async def test_busy_endpoint_is_passed_over(gateway: RunningGateway, http: aiohttp.ClientSession, status: int) -> None:
+    asked = 0
+
+    async def refuse(_request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        return web.json_response({"error": {"message": "busy"}}, status=status, headers={"Retry-After": "7"})
+
+    async with fake_engine(refuse) as busy, fake_engine(refuse) as as_busy, fake_engine(NamedEngine("one")) as sound:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", busy.url, sound.url)
+        async with ask(http, gateway) as response:
+            assert await answer_of(response) == "one"
+        gateway.cluster.serve("team-a", "full", busy.url, as_busy.url)
+        asked = 0
+        async with ask(http, gateway, "full") as response:
+            assert response.status == status
+            assert asked == 2
+            if status != 502:
+                assert response.headers["Retry-After"] == "7"
+
+
+async def test_engine_error_is_not_tried_elsewhere(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    asked = 0
+
+    async def fail(_request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        return web.json_response({"error": {"message": "out of cheese"}}, status=500)
+
+    async with fake_engine(fail) as one, fake_engine(fail) as two:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", one.url, two.url)
+        async with ask(http, gateway) as response:
+            assert response.status == 500
+    assert asked == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "comment"),
+    [("/v1/chat/completions", b": waiting\n\n"), ("/v1/messages", b'event: ping\ndata: {"type": "ping"}\n\n')],
+)
+async def test_stream_that_waits_gets_comments(
+    gateway: RunningGateway,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    comment: bytes,
+) -> None:
+    monkeypatch.setattr(inference_request, "FIRST_COMMENT_SECONDS", 0.2)
+    monkeypatch.setattr(inference_request, "COMMENT_SECONDS", 0.2)
+    engine = GatedEngine()
+    async with fake_engine(engine) as backend:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        body = {"model": "chat", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+        async with http.post(f"{gateway.url}{path}", json=body, headers=AUTHORIZED) as response:
+            assert response.status == 200
+            assert response.headers["Content-Type"].startswith("text/event-stream")
+            for _ in range(2):
+                assert await response.content.readuntil(b"\n\n") == comment.partition(b"\n\n")[0] + b"\n\n"
+            engine.release(TEXT_EVENT)
+            engine.release(b"CUT")
+            rest = (await response.content.read()).replace(comment, b"")
+            assert rest.startswith(TEXT_EVENT)
+            assert b"upstream_failed" in rest or b"api_error" in rest
+
+
+async def test_error_after_comments_is_an_event(
+    gateway: RunningGateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference_request, "FIRST_COMMENT_SECONDS", 0.2)
+    answers: asyncio.Queue[web.Response] = asyncio.Queue()
+
+    async def answer(_request: web.BaseRequest) -> web.StreamResponse:
+        return await answers.get()
+
+    async with fake_engine(answer) as backend:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        for late in (web.json_response({"error": {"message": "full"}}, status=503), web.json_response({"choices": []})):
+            async with ask(http, gateway, stream=True) as response:
+                assert await response.content.readuntil(b"\n\n") == b": waiting\n\n"
+                answers.put_nowait(late)
+                assert (await response.content.read()).startswith(b'data: {"error":')
+
+
+async def test_error_in_the_first_seconds_keeps_its_status(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    """Although the engine has sent the head of a stream before it breaks off."""
+    engine = GatedEngine()
+    async with fake_engine(engine) as backend:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        engine.release(b"CUT")
+        async with ask(http, gateway, stream=True) as response:
+            assert (response.status, error_code(await response.json())) == (502, "upstream_failed")
+
+
+async def test_client_that_leaves_ends_the_request_of_the_engine(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    for stream in (True, False):
+        engine = GatedEngine()
+        async with fake_engine(engine) as backend:
+            gateway.cluster.put_key()
+            gateway.cluster.serve("team-a", "chat", backend.url)
+            asking = asyncio.ensure_future(ask(http, gateway, stream=stream).__aenter__())
+            await asyncio.wait_for(engine.arrived.wait(), 5)
+            asking.cancel()
+            began = time.monotonic()
+            await asyncio.wait_for(engine.cancelled.wait(), 5)
+            assert time.monotonic() - began < 1
+
+
+async def test_health_needs_no_key(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async with http.get(f"{gateway.url}/health") as response:
+        assert response.status == 200
+    gateway.cluster.feed._listed[0].clear()
+    async with http.get(f"{gateway.url}/health") as response:
+        assert response.status == 503
