@@ -68,7 +68,7 @@ class RequestBody:
         self.model = model
         self.schema_demand = schema_demand
         self.fields = other_fields if isinstance(other_fields, dict) else {}
-        """The fields beside the model; of a scanned body the first bytes of each."""
+        """The JSON values of the fields beside the model, which share the memory of the content."""
 
         # For the body that an engine gets: the fields beside the model, decoded or as pieces of the text of a scanned
         # body. Fields that make an engine load other weights are not among them; `_loads_weights`: the client sent one.
@@ -207,7 +207,7 @@ def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
     other_fields: Pieces = [view[start:end] for start, end in fields.other_ranges]
     demand = fields.schemas.demand
     body = RequestBody(content, fields.model, other_fields, loads_weights=fields.loads_weights, schema_demand=demand)
-    body.fields = fields.begins
+    body.fields = fields.values
     return body
 
 
@@ -218,11 +218,12 @@ class _FieldReader:
         self.model: str | None = None
         self.loads_weights = False
         self.schemas = SchemaReader()
-        self.begins: dict[str, msgspec.Raw] = {}
+        self.values: dict[str, msgspec.Raw] = {}
         self.other_ranges: list[tuple[int, int]] = []
         """Start and end of what an engine may get: all but the model and fields that load weights. A range may have
         several fields, with the commas between them."""
         self._scanner = scanner
+        self._view = memoryview(scanner.text)  # its slices share the content's memory
         self._media = MediaReader(scanner)
         self._field_count = 0
         self._last_was_kept = False
@@ -253,7 +254,7 @@ class _FieldReader:
 
         # 2. Any other field: check its media and schemas, and keep its range.
         yield from self._media.read_field(lowered)
-        self.begins[key] = msgspec.Raw(bytes(scanner.text[value_start : min(scanner.position, value_start + 32)]))
+        self.values[key] = msgspec.Raw(self._view[value_start : scanner.position])
         if lowered in SCHEMA_FIELDS:
             self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.position]))
         if self._last_was_kept:  # nothing that is left out lies between that field and this one: one range has both

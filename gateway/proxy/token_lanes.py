@@ -25,13 +25,18 @@ _MOST_DIGITS: Final = 20
 
 def read_demand(route: str, fields: Mapping[str, msgspec.Raw]) -> int:
     """Return the tokens that a request may use before its prompt is counted: UNKNOWN, ALONE, or 0 without an answer."""
-    answers = {bytes(fields.get(name, b"1")) for name in ("n", "n_cmpl")}
-    has_one_answer = answers <= {b"1", b"null"} and bytes(fields.get("prompt", b""))[:1] != b"["
+    answers = {_read_start(fields, name, b"1") for name in ("n", "n_cmpl")}
+    has_one_answer = answers <= {b"1", b"null"} and not _read_start(fields, "prompt").startswith(b"[")
     return 0 if route not in _LIMITS else UNKNOWN if has_one_answer else ALONE
 
 
 def read_limit(route: str, fields: Mapping[str, msgspec.Raw]) -> int:
     """Return the most tokens that an answer may have: the largest limit, as engines differ in which counts; 0: none."""
-    stated = {name: bytes(fields[name]) for name in _CHAT.union(*_LIMITS.values()) & fields.keys()}
+    stated = {name: _read_start(fields, name) for name in _CHAT.union(*_LIMITS.values()) & fields.keys()}
     is_limited = _LIMITS[route] & stated.keys() and all(number.isdigit() for number in stated.values())
-    return max(int(number[:_MOST_DIGITS]) for number in stated.values()) if is_limited else 0
+    return max(int(number) for number in stated.values()) if is_limited else 0
+
+
+def _read_start(fields: Mapping[str, msgspec.Raw], name: str, absent: bytes = b"") -> bytes:
+    """Return the first bytes of a field, which may be a long text of a stranger."""
+    return bytes(memoryview(fields[name])[:_MOST_DIGITS]) if name in fields else absent
