@@ -40,7 +40,14 @@ class Headers:
 
     def connection_options(self) -> frozenset[bytes]:
         """Return the options of the Connection fields, in lower case: `close`, or names of fields of this hop."""
-        return frozenset(option.strip().lower() for value in self.values(b"connection") for option in value.split(b","))
+        return self._options(b"connection")
+
+    def offered_protocols(self) -> frozenset[bytes]:
+        """Return the protocols that the client offers to go on with, in lower case, such as `websocket`."""
+        return self._options(b"upgrade")
+
+    def _options(self, name: bytes) -> frozenset[bytes]:
+        return frozenset(option.strip().lower() for value in self.values(name) for option in value.split(b","))
 
     def encode_forwarded(self, withheld: frozenset[bytes]) -> bytes:
         """Return the lines to forward: all fields but `withheld` (lower-case names) and those that Connection names."""

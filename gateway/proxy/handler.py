@@ -25,6 +25,9 @@ def handle_requests(router: ListenerRouter, shared: SharedResources, pod: PodRep
         """
         head = exchange.head
         try:
+            if head.method == "GET" and b"websocket" in head.headers.offered_protocols():
+                exchange.keep_alive = False
+                raise errors.websocket_not_served()
             # Requests for inference are POSTs to some paths; `read_inference_head` returns None for others.
             if head.method == "POST":
                 client_router = router.authorize(head.headers)
