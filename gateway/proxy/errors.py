@@ -135,6 +135,15 @@ def method_not_allowed(method: str, path: str, allowed: str) -> RequestError:
     return RequestError(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed", message, {"Allow": allowed})
 
 
+def websocket_not_served() -> RequestError:
+    """426: a handshake for a WebSocket, after which clients go on with HTTP at once; no other status tells them so.
+
+    The answer offers no protocol in its turn: HTTP/1.1, by which the client came, is all that there is.
+    """
+    message = "no WebSocket is served here: send the request by POST; with `stream` it is streamed"
+    return RequestError(HTTPStatus.UPGRADE_REQUIRED, "websocket_not_served", message)
+
+
 def missing_model(served: Iterable[str]) -> RequestError:
     """400: a request to the router without a model."""
     message = f"the request names no model: {_advise_model(served)}"
@@ -160,9 +169,16 @@ def request_timeout() -> RequestError:
 
 
 def unsupported_encoding(encoding: str) -> RequestError:
-    """415: a body that would have to be unpacked before it can be read."""
-    message = f"Content-Encoding {encoding[:_LONGEST_TEXT]!r} is not supported: send the request body uncompressed"
-    return RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message)
+    """415: a body in a coding that is not decoded, or in several."""
+    stated = encoding[:_LONGEST_TEXT]
+    message = f"Content-Encoding {stated!r} is not supported: send the request body with gzip or zstd, or uncompressed"
+    accepted = {"Accept-Encoding": "gzip, zstd"}
+    return RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message, accepted)
+
+
+def invalid_encoding(coding: str, reason: str) -> RequestError:
+    """400: a body that cannot be decoded."""
+    return bad_request(f"the request body is not the {coding} data that its Content-Encoding names: {reason}")
 
 
 def queue_full(service: str, retry_seconds: int) -> RequestError:

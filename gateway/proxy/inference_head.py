@@ -11,15 +11,17 @@ from typing import Final, NamedTuple
 from gateway.http.headers import HOP_BY_HOP, Headers, is_from_local_program
 from gateway.http.request_head import RequestHead
 from gateway.proxy import errors, paths
+from gateway.proxy.content_coding import read_coding
 
 REQUEST_ID: Final = "X-Request-Id"
 _BEARER: Final = b"bearer "
 _VALID_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
-# The token is the proxy's, not the engine's; a compressed response could not be rewritten; the others belong to the
-# connection with the client. For a conversation with an id, llama-server goes on when the client is gone.
+# The token is the proxy's, not the engine's; a compressed response could not be rewritten, and a compressed request is
+# decoded; the others belong to the connection with the client. For a conversation with an id, llama-server goes on
+# when the client is gone.
 _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
     *(b"content-length", b"authorization", b"x-api-key", b"host", b"expect", b"accept-encoding", b"x-request-id"),
-    b"x-conversation-id",
+    *(b"content-encoding", b"x-conversation-id"),
 }
 
 
@@ -32,6 +34,8 @@ class InferenceHead(NamedTuple):
     """The client's, if it is harmless in a log; else empty."""
     forwarded: bytes
     """The request line and the header fields that do not depend on the engine."""
+    coding: str
+    """The coding of the body, which has to be decoded before it is read; empty: it has none."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -40,15 +44,13 @@ def read_inference_head(head: RequestHead) -> InferenceHead | None:
     route = paths.INFERENCE.get(head.path)  # the name of the path
     if route is None:
         return None
-    if encoding := head.headers.get("Content-Encoding"):
-        raise errors.unsupported_encoding(encoding)
-
     request_id = head.headers.get(REQUEST_ID)
     # `forwarded` has no end: the sender adds the fields that differ by backend and request, and the empty line.
     return InferenceHead(
         route=route,
         request_id=request_id if _VALID_REQUEST_ID.fullmatch(request_id) else "",
         forwarded=b"POST %b HTTP/1.1\r\n%b" % (head.path.encode(), head.headers.encode_forwarded(_NOT_TO_ENGINE)),
+        coding=read_coding(head.headers),
     )
 
 

@@ -20,6 +20,7 @@ from gateway.http.request_head import InvalidRequestError
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import errors
 from gateway.proxy.config import Backend
+from gateway.proxy.content_coding import decode_body
 from gateway.proxy.errors import RequestError
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_head import REQUEST_ID, InferenceHead
@@ -37,6 +38,7 @@ from gateway.proxy.request_body import (
     RequestBody,
     count_copied_bytes,
     read_short_body,
+    run_in_turns,
     scan_large_body,
 )
 from gateway.proxy.request_schemas import check_engines
@@ -154,7 +156,7 @@ class InferenceRequest:
             # read_short_body returns None for a large body, and for one that may have media.
             if is_last:
                 self._reserve(count_copied_bytes(self._content))  # reading it takes memory beside its content
-                if body := read_short_body(self._content):
+                if not self.head.coding and (body := read_short_body(self._content)):
                     self._send_or_enqueue(body)
                 else:
                     self._task = asyncio.get_running_loop().create_task(self._scan())
@@ -167,9 +169,17 @@ class InferenceRequest:
         self.send_error(errors.request_timeout() if late else errors.invalid_http(400, str(error)))
 
     async def _scan(self) -> None:
-        """Read a large body, and find its service; answer the client whatever fails."""
+        """Read a large body, or a compressed one, and find its service; answer the client whatever fails."""
+        turns = self._shared.scan_turns
         try:
-            self._send_or_enqueue(await scan_large_body(self._content, self._shared.scan_turns))
+            body = None
+            if coding := self.head.coding:
+                decoding = decode_body(self._content, coding, BODY_LIMIT_BYTES, self._reserve)
+                self._content = await run_in_turns(decoding, turns)
+                # In place of the compressed content and the decoder, memory is reserved for the decoded content.
+                self._reserve(len(self._content) + count_copied_bytes(self._content) - self._reserved_bytes)
+                body = read_short_body(self._content)
+            self._send_or_enqueue(body or await scan_large_body(self._content, turns))
         except RequestError as error:
             self.send_error(error)
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here

@@ -11,7 +11,7 @@ requests go on, and it is not copied: `json_scanner` says why.
 import asyncio
 import sys
 from collections.abc import Generator
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ _FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
 """Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
 
 Pieces: TypeAlias = list[bytes | bytearray | memoryview]
+_Result = TypeVar("_Result")
 
 _READ_FIELDS: Final = _FIELDS_THAT_LOAD_WEIGHTS | SCHEMA_FIELDS | {_MODEL}
 
@@ -130,23 +131,28 @@ class BodyBudget:
         self.held_bytes += more_bytes
 
 
-async def scan_large_body(content: bytes | bytearray, turns: asyncio.Lock) -> RequestBody:
-    """Scan a body that is large or may have media, and return it.
+async def run_in_turns(work: Generator[None, None, _Result], turns: asyncio.Lock) -> _Result:
+    """Do work on a body, piece by piece, and return its result; between two pieces other requests run.
 
-    Between two pieces of its work other requests run. All scans take turns by the lock, so that in each pass of the
-    event loop at most one piece is scanned, however many scans there are.
-
-    Raises RequestError if it is not a JSON object, or asks for what no engine may do.
+    All such work takes turns by the lock, so that in each pass of the event loop at most one piece is done, however
+    many bodies there are. Raises what `work` raises.
     """
-    scan = scan_body(content)
     while True:
         async with turns:
             try:
-                next(scan)
+                next(work)
             except StopIteration as end:
-                body: RequestBody = end.value  # what the generator returned
-                return body
+                result: _Result = end.value  # what the generator returned
+                return result
             await asyncio.sleep(0)
+
+
+async def scan_large_body(content: bytes | bytearray, turns: asyncio.Lock) -> RequestBody:
+    """Scan a body that is large or may have media, and return it.
+
+    Raises RequestError if it is not a JSON object, or asks for what no engine may do.
+    """
+    return await run_in_turns(scan_body(content), turns)
 
 
 def read_short_body(content: bytes | bytearray) -> RequestBody | None:

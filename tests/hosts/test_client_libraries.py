@@ -1,5 +1,7 @@
 """The libraries of OpenAI and Anthropic through the proxy, with real engines: what a program of a user sees."""
 
+import gzip
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -7,8 +9,10 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import anthropic
+import httpx
 import openai
 import pytest
+from backports import zstd
 
 from crds.serving import ServingOptions
 from gateway.proxy.config import Backend
@@ -106,6 +110,46 @@ async def test_tokens_of_a_prompt_are_counted(engine: Backend) -> None:
         response = await libraries.openai.responses.create(**PATHS["/v1/responses"])
         also = await libraries.openai.responses.input_tokens.count(**PATHS["/v1/responses"])
         assert also.input_tokens == response.usage.input_tokens == counted
+
+
+class CompressingTransport(httpx.AsyncHTTPTransport):
+    """A transport that compresses each request body with gzip."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        content = gzip.compress(await request.aread())
+        headers = {**request.headers, "content-encoding": "gzip", "content-length": str(len(content))}
+        return await super().handle_async_request(
+            httpx.Request(request.method, request.url, headers=headers, content=content)
+        )
+
+
+async def test_openais_library_sends_its_requests_compressed(engine: Backend) -> None:
+    async with (
+        proxy_in_process(engine) as (_, url),
+        httpx.AsyncClient(transport=CompressingTransport()) as http_client,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0, http_client=http_client) as client,
+    ):
+        for text in ("hi", "hi " * 300):
+            stream = await client.responses.create(model="tiny", input=text, stream=True)
+            assert [event.type async for event in stream][-1] == "response.completed"
+
+
+async def test_request_as_codex_sends_it_is_served_after_its_attempt_for_a_websocket(engine: Backend) -> None:
+    """Codex tries a WebSocket on the same path first, and then sends a stream of zstd, whose frame has no length."""
+    compressor = zstd.ZstdCompressor(level=3)
+    asked = PATHS["/v1/responses"] | {"stream": True, "store": False, "tools": [WEATHER]}
+    content = compressor.compress(json.dumps(asked).encode()) + compressor.flush()
+    async with (
+        proxy_in_process(engine) as (_, url),
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session,
+    ):
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"{url}/v1/responses")
+        assert refused.value.status == 426
+        headers = {"Content-Encoding": "zstd", "Content-Type": "application/json", "Accept": "text/event-stream"}
+        async with session.post(f"{url}/v1/responses", data=content, headers=headers) as response:
+            assert response.status == 200
+            assert b"event: response.completed\n" in await response.read()
 
 
 @asynccontextmanager

@@ -74,14 +74,6 @@ async def test_invalid_request_is_refused_and_does_not_reach_the_engine(proxy: P
     assert not never.arrived.is_set()
 
 
-async def test_compressed_body_is_refused(proxy: ProxyProcess) -> None:
-    async with fake_engine(echo) as backend:
-        answer = await send(
-            await proxy.serve(backend), HEAD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
-        )
-    assert answer.startswith(b"HTTP/1.1 415 ")
-
-
 async def test_client_that_stalls_in_its_body_holds_no_slot(http: aiohttp.ClientSession) -> None:
     times = ConnectionTimes(body_pause_seconds=0.05, sweep_seconds=0.01)
     async with (
