@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from crds.meta import HTTPS, LABEL_SERVICE_NAME
-from gateway.cluster.routed_service import RoutedBackends, RoutedService
+from gateway.cluster.routed_service import RoutedService
 from gateway.cluster.watched_objects import WatchedService, WatchedSlice, get_part
 from gateway.proxy.config import Backend
 from gateway.proxy.load_balancer import InFlight
@@ -33,16 +33,16 @@ class Catalog:
 
     Args:
         store: the store of the watched services and slices.
-        in_flight: counts the requests that each endpoint is answering.
     """
 
-    def __init__(self, store: Store, in_flight: InFlight) -> None:
+    def __init__(self, store: Store) -> None:
         self.services: dict[ObjectKey, RoutedService] = {}
         """By namespace and name."""
         self.revision = 0
         """Another number after each change of which services exist, and of who may use them."""
+        self.in_flight = InFlight(self._end_request)
+        """The requests that each endpoint is answering."""
         self._store = store
-        self._in_flight = in_flight
         self._tokens: dict[ObjectKey, ServiceTokens] = {}
         store.add_index(ENDPOINT_SLICES, _BY_SERVICE, _list_services_of_slice)
         store.subscribe(self._take_change)
@@ -71,14 +71,14 @@ class Catalog:
         watched = get_part(obj, WatchedService) if obj is not None else None
         if service is not None and (watched is None or watched.metadata.uid != service.watched.metadata.uid):
             del self.services[key]
-            service.update(RoutedBackends(service.config.name))  # nothing takes requests any more
+            service.set_backends(())
             service = None
             self.revision += 1
         if watched is None:
             return
 
         if service is None:
-            self.services[key] = RoutedService(watched, self._in_flight)
+            self.services[key] = RoutedService(watched, self.in_flight)
             self.revision += 1
             self._update_endpoints(key)
         else:
@@ -94,7 +94,13 @@ class Catalog:
         slices = self._store.by_index(ENDPOINT_SLICES, _BY_SERVICE, str(key)) if tokens is not None else ()
         backends = build_backends(str(key), [get_part(obj, WatchedSlice) for obj in slices], tokens)
         if backends != service.config.backends:
-            service.update(RoutedBackends(str(key), backends))
+            service.set_backends(backends)
+
+    def _end_request(self, uid: str, tokens: int) -> None:
+        """Note the end of a request at the endpoint of this uid, which names its service."""
+        namespace, _, name = uid.partition(" ")[0].partition("/")
+        if service := self.services.get(ObjectKey(namespace, name)):
+            service.end_request(uid, tokens)
 
 
 def build_backends(service: str, slices: Sequence[WatchedSlice], tokens: ServiceTokens | None) -> tuple[Backend, ...]:

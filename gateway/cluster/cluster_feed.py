@@ -16,7 +16,6 @@ from gateway.cluster.catalog import Catalog, ServiceTokens
 from gateway.cluster.keys import KeyTable
 from gateway.cluster.watched_objects import SELECTIONS, SHARD_SELECTIONS, WatchedShard, get_part
 from gateway.event_log import log
-from gateway.proxy.load_balancer import InFlight
 from kube.client import Client, Obj
 from kube.resources import ObjectKey, Resource
 from kube.store import Store
@@ -26,18 +25,14 @@ _previous_tokens = msgspec.json.Decoder(dict[str, PreviousToken])
 
 
 class ClusterFeed:
-    """The catalog and the keys, as they follow from the cluster.
+    """The catalog and the keys, as they follow from the cluster."""
 
-    Args:
-        in_flight: counts the requests that each endpoint is answering.
-    """
-
-    def __init__(self, in_flight: InFlight) -> None:
+    def __init__(self) -> None:
         self._store = Store()
         # One for each shard: a reflection removes from its store what it does not select.
         self._shards = [Store() for _ in SHARD_SELECTIONS]
         self._listed = [asyncio.Event() for _ in (*SELECTIONS, *SHARD_SELECTIONS)]
-        self.catalog = Catalog(self._store, in_flight)
+        self.catalog = Catalog(self._store)
         self.keys = KeyTable(self._store, self.catalog, lambda: self.is_complete)
         for shard in self._shards:
             shard.subscribe(self._take_shard)

@@ -19,7 +19,6 @@ from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.keep_alive import KeepAlive
-from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import CONTENT_TYPE, render_metrics
 from gateway.proxy.request_body import BodyBudget
 from gateway.proxy.tls import ReloadedCertificate
@@ -56,9 +55,10 @@ async def run(client: Client, options: GatewayOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         # What all requests share, and the services and keys by which they are routed.
         pool = await stack.enter_async_context(UpstreamPool(options.trust))
-        in_flight = InFlight(lambda _backend: None)
-        feed = ClusterFeed(in_flight)
-        shared = SharedResources(in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive())
+        feed = ClusterFeed()
+        shared = SharedResources(
+            feed.catalog.in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive()
+        )
 
         # 1. Listen, and follow the cluster.
         times = ConnectionTimes()

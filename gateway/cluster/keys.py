@@ -121,6 +121,11 @@ class Credential:
         """The name in errors and log."""
         return self.key.name
 
+    @property
+    def namespace(self) -> str:
+        """The namespace of its clients."""
+        return self.key.namespace
+
     def services(self) -> Mapping[str, Service]:
         """Return the services that its clients may use."""
         return self.key.list_services()

@@ -3,17 +3,27 @@
 Nothing waits here: each endpoint has a proxy of its own with a queue and slots, which knows its engine better.
 """
 
-from typing import Final
+import time
+from collections.abc import Collection
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from gateway.cluster.affinity import find_affinity
+from gateway.cluster.endpoint_choice import EndpointGroup, GatewayEndpoint, choose_endpoint
+from gateway.cluster.retry_budget import RetryBudget
 from gateway.cluster.watched_objects import WatchedService
 from gateway.proxy.config import Backend
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.service import Service
 
+if TYPE_CHECKING:
+    from gateway.proxy.inference_request import InferenceRequest
+
 _LOADING: Final = frozenset({"Pending", "Downloading", "WaitingForGPU", "Progressing"})
 """Phases of a service without an endpoint that will have one."""
+_BYTES_PER_TOKEN: Final = 4
 
 
 class RoutedBackends(msgspec.Struct, frozen=True):
@@ -35,12 +45,76 @@ class RoutedBackends(msgspec.Struct, frozen=True):
 
 
 class RoutedService(Service):
-    """A service of the cluster."""
+    """A service of the cluster.
+
+    Args:
+        watched: the InferenceService.
+        in_flight: counts the requests of each endpoint; it calls `end_request` of the service when one has ended.
+    """
 
     def __init__(self, watched: WatchedService, in_flight: InFlight) -> None:
+        self.endpoints: dict[str, GatewayEndpoint] = {}
+        """By the uid of the backend; an endpoint that is gone stays as long as it works on a request."""
+        self._backends: dict[str, Backend] = {}  # those that take requests, by uid
+        self._group = EndpointGroup(())
+        self._retries = RetryBudget()
+        self._turn = 0  # a number that grows with each request
         super().__init__(RoutedBackends(f"{watched.metadata.namespace}/{watched.metadata.name}"), in_flight)
+        self.created = int(datetime.fromisoformat(watched.metadata.creation_timestamp).timestamp())
         self.watched = watched
         """The InferenceService as it was seen last."""
+
+    def set_backends(self, backends: tuple[Backend, ...]) -> None:
+        """Take other endpoints. One that was known before keeps its state, as it does when it comes back."""
+        known = self.endpoints
+        self._backends = {backend.uid: backend for backend in backends}
+        self.endpoints = {
+            backend.uid: known.get(backend.uid) or GatewayEndpoint(backend.uid, slots=self.watched.slots)
+            for backend in backends
+        }
+        self._group = EndpointGroup(tuple(self.endpoints.values()))
+        self.endpoints |= {uid: endpoint for uid, endpoint in known.items() if endpoint.outstanding_tokens}
+        self.update(RoutedBackends(self.config.name, backends))
+
+    def take_backend(self, request: "InferenceRequest", tried: Collection[str] = ()) -> Backend | None:
+        """Take an endpoint: that of the request's conversation, or the one with the least work."""
+        if not tried and len(self._group.endpoints) > 1:
+            headers = request.exchange.head.headers
+            request.affinity = find_affinity(headers, request.route, request.body.fields, request.router.namespace)
+        tokens = len(request.body.content) // _BYTES_PER_TOKEN + 1
+        self._turn += 1
+        now = time.monotonic()
+        endpoint = choose_endpoint(self._group, request.affinity, tokens, excluded=tried, now=now, turn=self._turn)
+        if endpoint is None:
+            return None
+        endpoint.begin_request(tokens, now)
+        self._in_flight.begin(endpoint.uid, tokens)
+        request.reserved = tokens
+        return self._backends[endpoint.uid]
+
+    def end_request(self, uid: str, tokens: int) -> None:
+        """Note that an endpoint works no more on a request of so many tokens."""
+        if endpoint := self.endpoints.get(uid):  # it may be one of a former service of this name
+            endpoint.end_request(min(tokens, endpoint.outstanding_tokens))
+
+    def begin_request(self, request: "InferenceRequest") -> None:
+        """Count a request as running, and for the budget of those that are tried at another endpoint."""
+        super().begin_request(request)
+        self._retries.note_request(time.monotonic())
+
+    def may_try_elsewhere(self) -> bool:
+        """Decide whether a request that an endpoint has failed may go to another one, by the budget of such tries."""
+        return len(self._group.endpoints) > 1 and self._retries.try_take(time.monotonic())
+
+    def note_unreachable(self, backend: Backend) -> None:
+        """Eject an endpoint that accepts no connection, before the API server hears of it."""
+        if endpoint := self.endpoints.get(backend.uid):
+            endpoint.health.note_unreachable(time.monotonic())
+
+    def note_reached(self, backend: Backend) -> None:
+        """Note that an endpoint has accepted a connection."""
+        if endpoint := self.endpoints.get(backend.uid):
+            endpoint.health.note_success()
 
     def describe(self) -> dict[str, object]:
         """Return what the list of models says of it, beside its name, by the names that clients read."""

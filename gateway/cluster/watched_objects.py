@@ -45,6 +45,7 @@ class _ServiceSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 class _Serving(msgspec.Struct, frozen=True, rename="camel"):
     context_length: int | None = None
+    parallel: int | None = None
 
 
 class _ServiceStatus(msgspec.Struct, frozen=True):
@@ -63,6 +64,11 @@ class WatchedService(msgspec.Struct, frozen=True):
     def context_length(self) -> int | None:
         """The most tokens of one request; None: it is not known yet."""
         return self.status.serving.context_length if self.status.serving else None
+
+    @property
+    def slots(self) -> int:
+        """The requests that each replica works on at once; 1 as long as that is not known."""
+        return (self.status.serving.parallel if self.status.serving else None) or 1
 
 
 class SlicePort(msgspec.Struct, frozen=True, rename="camel"):

@@ -115,6 +115,8 @@ class InferenceRequest:
         self.last_sent = self.arrived
         """The time at which the client has got a piece of a stream last."""
         self._was_moved = False  # from a backend that has failed to another one
+        self.affinity: int | None = None
+        """The number of its conversation, whose turns a gateway sends to one endpoint; None: it has none."""
         self.demand = ALONE
         """The tokens that it may use, read where slots share cells; `reserved` is what a backend keeps for it."""
         self.reserved = 0

@@ -22,6 +22,10 @@ class Router(Protocol):
     def keeps_open(self) -> bool:
         """True if streams that wait get comments: at what clients reach, and not at the replicas behind a gateway."""
 
+    @property
+    def namespace(self) -> str:
+        """The namespace of the client; empty: it is not known."""
+
     def services(self) -> Mapping[str, Service]:
         """Return the services, by the model name that clients use."""
 
@@ -56,6 +60,7 @@ class SingleServiceRouter:
     """The port of one service: whatever model a request names, that service answers."""
 
     keeps_open = False
+    namespace = ""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -94,6 +99,7 @@ class ModelRouter:
 
     name = "the router"
     keeps_open = True
+    namespace = ""
 
     def __init__(self) -> None:
         self._tokens: tuple[str, ...] | None = None

@@ -110,6 +110,12 @@ class Service:
             in_flight.begin(backend.uid, request.reserved)
         return backend
 
+    def note_unreachable(self, backend: Backend) -> None:
+        """Note that a backend accepts no connection; here its agent finds that out, too."""
+
+    def note_reached(self, backend: Backend) -> None:
+        """Note that a backend has begun to answer."""
+
     def may_try_elsewhere(self) -> bool:
         """Decide whether a request that a backend has failed may go to another: here none, as it may have worked."""
         return False

@@ -157,6 +157,7 @@ class UpstreamRequest:
             self._break_off(str(error))
         else:
             self._note_failure("it accepts no connection")
+            self._service.note_unreachable(self.backend)
             self._request.try_other_backend(self.backend, error)
 
     def _send_over(self, connection: UpstreamConnection) -> None:
@@ -186,6 +187,7 @@ class UpstreamRequest:
         The body of the request is freed, since no other backend gets it now. An error, and a mere count of tokens, is
         no answer by whose delay the backend could be judged.
         """
+        self._service.note_reached(self.backend)
         # 0. A backend that does not know its new key yet gets the one before.
         if status == HTTPStatus.UNAUTHORIZED and self._send_previous_key():
             return

@@ -22,7 +22,6 @@ from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.keep_alive import KeepAlive
-from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.request_body import BodyBudget
 from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, Resource
 
@@ -147,11 +146,12 @@ class RunningGateway(NamedTuple):
 async def gateway_in_process() -> AsyncIterator[RunningGateway]:
     """Run a gateway in this process; it is healthy, as if it had read the whole cluster."""
     async with UpstreamPool() as pool:
-        in_flight = InFlight(lambda _backend: None)
-        feed = ClusterFeed(in_flight)
+        feed = ClusterFeed()
         for listed in feed._listed:
             listed.set()
-        shared = SharedResources(in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive())
+        shared = SharedResources(
+            feed.catalog.in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive()
+        )
         table = ConnectionTable(ConnectionCaps(100, 100), 0.1)
         listener = HttpListener(handle_requests(feed.keys, shared), table, ConnectionTimes())
         await listener.bind("127.0.0.1", 0)

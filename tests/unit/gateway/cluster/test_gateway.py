@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -138,7 +139,7 @@ async def test_models_are_listed_without_replicas_too(gateway: RunningGateway, h
     "spec", [{"suspend": True}, {"expiresAt": in_seconds(-1)}, {"expiresAt": "2026-13-40T00:00:00Z"}]
 )
 async def test_key_that_is_not_valid_is_refused(
-    gateway: RunningGateway, http: aiohttp.ClientSession, spec: dict[str, object]
+    gateway: RunningGateway, http: aiohttp.ClientSession, spec: dict[str, Any]
 ) -> None:
     gateway.cluster.serve("team-a", "chat", "http://127.0.0.1:1")
     gateway.cluster.put_key(**spec)
