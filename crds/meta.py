@@ -148,20 +148,6 @@ PREVIOUS_TOKENS_KEY: Final = "previous_tokens"
 """Key in a host's Secret of the tokens that were replaced; the keys of `host_secret_key` have two underscores."""
 
 
-GATEWAY_SHARDS: Final = 8
-
-
-def gateway_shard_name(number: int) -> str:
-    """Return the name of a Secret with tokens of services for the gateway."""
-    return f"pomona-gateway-{number}"
-
-
-def read_gateway_token_key(key: str) -> tuple[str, str]:
-    """Return namespace and service of a key in such a Secret: a namespace has no underscore."""
-    namespace, secret, _ = key.split("_")
-    return namespace, secret.removesuffix("-token")
-
-
 class PreviousToken(msgspec.Struct, frozen=True, rename="camel"):
     """A token that was replaced and is still valid; `PREVIOUS_TOKENS_KEY` has a JSON object of them by data key."""
 
