@@ -230,6 +230,12 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     help="Also write measured speeds into ConfigMap pomona-system/flexinfer-benchmarks, with the names of FlexInfer. "
     "Without effect with --namespace.",
 )
+@click.option(
+    "--gateway",
+    is_flag=True,
+    help="The cluster has a gateway: make the keys of GatewayKeys, and copy the tokens of all services into Secrets "
+    "pomona-gateway-0 to -7 of namespace pomona-system, which the gateway reads. Only without --namespace.",
+)
 @replacement_options
 @verbose_option
 @gather_options("limits", TenantLimits)
@@ -258,7 +264,7 @@ def command(
     # 1. Which namespaces: empty for all, that is, for the whole cluster.
     namespaces = tuple(dict.fromkeys(options.namespaces))  # each once, in the order that was given
     if namespaces:
-        _refuse_cluster_options(mode, options.preflight)
+        _refuse_cluster_options(mode, options)
 
     # 2. Prepare the process.
     log.configure(verbose=verbose)
@@ -288,14 +294,17 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-def _refuse_cluster_options(mode: DefaultSchedulingMode | None, preflight: BindAddress | None) -> None:
+def _refuse_cluster_options(mode: DefaultSchedulingMode | None, options: ControllerOptions) -> None:
     """Refuse what a controller of some namespaces cannot do. Raises click.BadParameter."""
     if mode == "Queue":
         message = "Queue needs the whole cluster: leave it out, or leave --namespace out"
         raise click.BadParameter(message, param_hint="'--scheduling-mode'")
-    if preflight is not None:
+    if options.preflight is not None:
         message = "the preflight webhook needs the whole cluster: leave it out, or leave --namespace out"
         raise click.BadParameter(message, param_hint="'--preflight-bind-address'")
+    if options.gateway:
+        message = "the gateway serves the whole cluster: leave it out, or leave --namespace out"
+        raise click.BadParameter(message, param_hint="'--gateway'")
 
 
 async def _run(

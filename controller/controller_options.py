@@ -25,6 +25,8 @@ class ControllerOptions(NamedTuple):
     """Time for which an admitted replica is not evicted for another one."""
     benchmarks: bool = False
     """Measure the speed of models on idle devices."""
+    gateway: bool = False
+    """The cluster has a gateway: make its keys, and copy the tokens of services to it. Only for the whole cluster."""
     flexinfer_export: bool = False
     """Write measured speeds for programs of FlexInfer, too."""
     replacement: ReplacementRules = ReplacementRules()

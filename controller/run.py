@@ -20,6 +20,7 @@ import structlog
 
 from controller.benchmarks.flexinfer_export import FlexInferExport
 from controller.controller_options import ControllerOptions
+from controller.gateway.key_reconciler import KeySecrets, key_reconciler
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
@@ -201,7 +202,8 @@ class Controller:
         if options.flexinfer_export:
             tasks.append(FlexInferExport(measured).run)
         on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
-        return (*in_pods, *on_hosts, pool_reconciler(queue.pools.standing)), tasks
+        of_cluster = (pool_reconciler(queue.pools.standing), key_reconciler(KeySecrets(), has_gateway=options.gateway))
+        return (*in_pods, *on_hosts, *of_cluster), tasks
 
     def _make_assessor(self, registry: CellRegistry, options: ControllerOptions) -> SpeedAssessor:
         """Return the source of the speeds by device class, and have each change of them enqueue services.

@@ -23,6 +23,7 @@ from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
+    GATEWAY_KEYS,
     INFERENCE_SERVICES,
     JOBS,
     METAL_HOSTS,
@@ -75,6 +76,14 @@ ADDRESS_INDEX: Final = "address"
 ORDERS_INDEX: Final = "orders"
 """From one value to the MetalHosts that displace processes because an administrator says so."""
 HAS_ORDERS: Final = "some"
+
+NAMESPACE_INDEX: Final = "namespace"
+"""From a namespace to its GatewayKeys, and to the InferenceServices that its keys may use.
+
+EVERY_NAMESPACE stands for services that the keys of all namespaces may use.
+"""
+DIGEST_INDEX: Final = "digest"
+"""From the digest of a key to the GatewayKeys of which it is the key, or a previous one."""
 
 BENCHMARK_INDEX: Final = "benchmark"
 """From one value to all Jobs with the label of a benchmark that are not being deleted."""
@@ -243,6 +252,19 @@ def stated_addresses(host: Obj) -> list[str]:
     return [address] if address else []
 
 
+def _list_namespaces(service: Obj) -> set[str]:
+    """Return the namespaces whose keys may use a service: its own, and those that it admits."""
+    admitted = (service["spec"].get("access") or {}).get("namespaces") or ()
+    return {service["metadata"]["namespace"], *admitted}
+
+
+def list_digests(key: Obj) -> set[str]:
+    """Return the digests of all keys of a GatewayKey that are valid."""
+    status = key.get("status") or {}
+    digests = {status.get("digest"), *(entry["digest"] for entry in status.get("previous") or ())}
+    return {digest for digest in digests if digest}
+
+
 def _find_orders(host: Obj) -> list[str]:
     """Return the key of `ORDERS_INDEX` if a host is being drained or has a taint NoExecute."""
     spec = host.get("spec") or {}
@@ -279,7 +301,9 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         REASON_INDEX: _reasons,
         KUEUE_INDEX: _value_at("spec", "scheduling", "queueName"),
         POOL_INDEX: stated_pools,
+        NAMESPACE_INDEX: _list_namespaces,
     },
+    GATEWAY_KEYS: {NAMESPACE_INDEX: lambda key: [key["metadata"]["namespace"]], DIGEST_INDEX: list_digests},
     MODELS: {
         NODE_INDEX: _stated_nodes("copies"),
         SHORTAGE_INDEX: _stated_nodes("shortages"),

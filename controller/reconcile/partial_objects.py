@@ -22,6 +22,7 @@ from kube.resources import (
     ACCELERATOR_POOLS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
+    GATEWAY_KEYS,
     INFERENCE_SERVICES,
     JOBS,
     METAL_HOSTS,
@@ -278,6 +279,7 @@ _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
     RESOURCE_CLAIMS: lambda claim: _keep(_drop_managed_fields(claim), _RESOURCE_CLAIM),
     **dict.fromkeys((PVCS, ENDPOINT_SLICES, RESOURCE_SLICES, NODE_FITNESSES), _drop_managed_fields),
     **dict.fromkeys(
-        (INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, ROLES, ROLE_BINDINGS), _keep_our_managed_fields
+        (INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, GATEWAY_KEYS, ROLES, ROLE_BINDINGS),
+        _keep_our_managed_fields,
     ),
 }

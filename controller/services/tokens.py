@@ -72,7 +72,11 @@ class TokenStep(NamedTuple):
 
 def digest_rotation_request(service: InferenceService) -> str:
     """Return the digest of the service's annotation that asks for a new token; empty without one."""
-    value = service.metadata.annotations.get(ROTATE_TOKEN, "")
+    return digest_request(service.metadata.annotations.get(ROTATE_TOKEN, ""))
+
+
+def digest_request(value: str) -> str:
+    """Return the digest of the value of an annotation that asks for a replacement; empty for an empty value."""
     return hashlib.sha256(value.encode()).hexdigest()[:16] if value else ""
 
 
@@ -245,7 +249,7 @@ class KnownTokens:
 
         # Empty: the status has this replacement already.
         rotation = "" if cached.rotation == service.status.token_rotation else cached.rotation
-        due = _find_due_time(uid, now) if all_replicas_wait else cached.read_again_at
+        due = find_due_time(uid, now) if all_replicas_wait else cached.read_again_at
         return TokenStep(rotation=rotation, again_seconds=(due - now).total_seconds())
 
     def is_known(self, key: ObjectKey, service_uid: str, rotation: str) -> bool:
@@ -326,10 +330,10 @@ def _secret_key(service: ObjectKey) -> ObjectKey:
 
 def _build_cache_entry(secret: Obj, service_uid: str, now: datetime) -> _CachedSecret:
     rotation = secret["metadata"]["annotations"].get(TOKEN_ROTATION, "")
-    return _CachedSecret(service_uid, rotation, secret["data"][TOKEN_KEY], _find_due_time(service_uid, now))
+    return _CachedSecret(service_uid, rotation, secret["data"][TOKEN_KEY], find_due_time(service_uid, now))
 
 
-def _find_due_time(service_uid: str, now: datetime) -> datetime:
+def find_due_time(service_uid: str, now: datetime) -> datetime:
     """Return when to read a Secret again: in 5 to 10 minutes, so that not all are read at once."""
     share = zlib.crc32(service_uid.encode()) / 2**32
     return now + READ_AGAIN * (0.5 + share / 2)

@@ -1,4 +1,4 @@
-"""A tenant's token: Models and InferenceServices of its namespace, and nothing that the controller or a host writes."""
+"""A tenant's token: what users write in its namespace, and nothing that the controller or a host writes."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +15,7 @@ from kube.errors import Forbidden, NotFound
 from kube.resources import (
     ACCELERATOR_POOLS,
     ENDPOINT_SLICES,
+    GATEWAY_KEYS,
     INFERENCE_SERVICES,
     JOBS,
     METAL_HOSTS,
@@ -74,7 +75,7 @@ async def owner(plane: ControlPlane, client: Client, namespace: str) -> AsyncIte
 
 
 async def test_tenant_has_models_and_services(tenant: Client, plane: ControlPlane, namespace: str) -> None:
-    for resource in (MODELS, INFERENCE_SERVICES):
+    for resource in (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS):
         await tenant.create(resource, make_manifest(resource, namespace))
         await tenant.patch_json(resource, "one", namespace, [{"op": "add", "path": "/metadata/labels", "value": {}}])
         assert [item["metadata"]["name"] for item in (await tenant.list(resource, namespace)).items] == ["one"]
@@ -83,13 +84,14 @@ async def test_tenant_has_models_and_services(tenant: Client, plane: ControlPlan
         f"--kubeconfig={kubeconfig}", "scale", "isvc", "one", "--replicas=0", f"--namespace={namespace}"
     )
     assert (await tenant.get(INFERENCE_SERVICES, "one", namespace))["spec"]["replicas"] == 0
-    for resource in (MODELS, INFERENCE_SERVICES):
+    for resource in (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS):
         await tenant.delete(resource, "one", namespace)
 
 
 async def test_tenant_token_opens_nothing_else(tenant: Client, client: Client, namespace: str) -> None:
     await client.create(METAL_PROCESSES, build_process(namespace, "chat-1", "studio-1"))
-    await client.create(INFERENCE_SERVICES, make_manifest(INFERENCE_SERVICES, namespace))
+    for resource in (INFERENCE_SERVICES, GATEWAY_KEYS):
+        await client.create(resource, make_manifest(resource, namespace))
 
     def status(resource: Resource, name: str) -> Awaitable[Obj]:
         obj = {"metadata": {"namespace": namespace, "name": name}, "status": {"phase": "Ready"}}
@@ -100,6 +102,8 @@ async def test_tenant_token_opens_nothing_else(tenant: Client, client: Client, n
         "deletion of a process": lambda: tenant.delete(METAL_PROCESSES, "chat-1", namespace),
         "status of a process": lambda: status(METAL_PROCESSES, "chat-1"),
         "status of a service": lambda: status(INFERENCE_SERVICES, "one"),
+        "status of a key": lambda: status(GATEWAY_KEYS, "one"),
+        "keys elsewhere": lambda: tenant.list(GATEWAY_KEYS, "default"),
         "registration of a host": lambda: tenant.create(METAL_HOSTS, {"metadata": {"name": "mine"}, "spec": {}}),
         "hosts": lambda: tenant.list(METAL_HOSTS),
         "a pool": lambda: tenant.create(ACCELERATOR_POOLS, make_manifest(ACCELERATOR_POOLS, name="mine")),
@@ -137,6 +141,17 @@ async def test_owner_of_a_namespace_makes_no_process(owner: Client, client: Clie
     for attempt in attempts:
         with pytest.raises(Forbidden, match=ONLY_THE_CONTROLLER):
             await attempt()
+
+
+async def test_owner_of_a_namespace_writes_no_digest(owner: Client, client: Client, namespace: str) -> None:
+    """All rights in a namespace are not enough: with the digest of another's key, one would be taken for the other."""
+    await owner.create(GATEWAY_KEYS, make_manifest(GATEWAY_KEYS, namespace))
+    metadata = {"namespace": namespace, "name": "one"}
+    forged = {"metadata": metadata, "status": {"digest": "0" * 64}}
+    with pytest.raises(Forbidden, match="only Pomona's controller writes the status of GatewayKeys"):
+        await owner.apply(GATEWAY_KEYS, forged, field_manager="tenant", subresource="status")
+    await owner.patch_json(GATEWAY_KEYS, "one", namespace, [{"op": "add", "path": "/spec/suspend", "value": True}])
+    await client.apply(GATEWAY_KEYS, forged, field_manager="administrator", subresource="status")
 
 
 @pytest.mark.parametrize("by", ["generic-garbage-collector", "namespace-controller"])

@@ -149,3 +149,13 @@ def test_rules_of_replacements_are_refused_with_a_way_out(
     done = start("--replace-degraded", option)
     assert (done.exit_code, started) == (2, [])
     assert error in " ".join(done.output.replace("\u2502", " ").split())
+
+
+def test_gateway_is_of_the_whole_cluster(started: list[ControllerOptions]) -> None:
+    assert start().exit_code == start("--gateway").exit_code == 0
+    assert [options.gateway for options in started] == [False, True]
+    done = start("--gateway", "--namespace=team-a")
+    assert (done.exit_code, len(started)) == (2, 2)
+    assert "the gateway serves the whole cluster: leave it out, or leave --namespace out" in " ".join(
+        done.output.split()
+    )

@@ -10,11 +10,13 @@ from controller.reconcile.indexes import (
     ALL_BENCHMARKS,
     BENCHMARK_INDEX,
     CLAIM_INDEX,
+    DIGEST_INDEX,
     GATE_INDEX,
     HOST_INDEX,
     INDEXES,
     KUEUE_INDEX,
     MODEL_INDEX,
+    NAMESPACE_INDEX,
     NODE_INDEX,
     OWNER_INDEX,
     POOL_INDEX,
@@ -28,7 +30,16 @@ from controller.reconcile.indexes import (
 from crds.meta import KUEUE_GATE, KUEUE_QUEUE_NAME, LABEL_SERVICE, LABEL_SERVICE_NAME, QUEUE_GATE
 from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
-from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, JOBS, METAL_PROCESSES, MODELS, PODS, Resource
+from kube.resources import (
+    ENDPOINT_SLICES,
+    GATEWAY_KEYS,
+    INFERENCE_SERVICES,
+    JOBS,
+    METAL_PROCESSES,
+    MODELS,
+    PODS,
+    Resource,
+)
 from kube.store import Store
 from tests.support.api_objects import condition, model, process, service, slice_of
 
@@ -51,6 +62,7 @@ def chat(name: str, model: str, adapter: str) -> Obj:
     mode: dict[str, Any] = {"mode": "Kueue", "queueName": model} if adapter != "two" else {}
     scheduling = {**mode, "pools": [adapter]}
     spec: dict[str, Any] = {"modelRef": model, "adapters": [{"modelRef": adapter}], "scheduling": scheduling}
+    spec |= {"access": {"namespaces": [adapter, "*"]}} if model != "two" else {}
     return service(name, **spec) | {"status": reasons}
 
 
@@ -72,6 +84,11 @@ def attempt(name: str, owner: str, label: str) -> Obj:
     return {"metadata": {"name": name, "namespace": "team", "ownerReferences": references, "labels": labels, **gone}}
 
 
+def key(name: str, digest: str, previous: str) -> Obj:
+    status = {"digest": digest, "previous": [{"digest": previous}]} if digest != "three" else {}
+    return {"metadata": {"name": name, "namespace": "team"}, "spec": {}, "status": status}
+
+
 def offered(_: str, served: str, host: str) -> Obj:
     return slice_of(served, host)
 
@@ -83,12 +100,21 @@ KINDS: dict[Resource, Callable[[str, str, str], Obj]] = {
     MODELS: inspected,
     METAL_PROCESSES: bound,
     ENDPOINT_SLICES: offered,
+    GATEWAY_KEYS: key,
 }
 CHANGES = st.lists(st.tuples(st.sampled_from(list(KINDS)), NAMES, NAMES, NAMES, st.booleans()), max_size=40)
 
 
 def is_benchmark(job: Obj) -> bool:
     return LABEL_BENCHMARK in job["metadata"]["labels"] and "deletionTimestamp" not in job["metadata"]
+
+
+def is_of_gateway(obj: Obj, index: str, value: str) -> bool:
+    """Return whether an index of what the gateway reads is to find an object."""
+    if index == NAMESPACE_INDEX:
+        return value in {obj["metadata"]["namespace"], *obj["spec"].get("access", {}).get("namespaces", ())}
+    previous = [entry["digest"] for entry in obj["status"].get("previous", ())]
+    return value in {obj["status"].get("digest"), *previous}
 
 
 def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj]:
@@ -114,6 +140,8 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
             scheduling = spec["scheduling"]
             queues = [f"{namespace}/{scheduling['queueName']}"] if "mode" in scheduling else []
             return value in (queues if index == KUEUE_INDEX else scheduling["pools"])
+        if index in {NAMESPACE_INDEX, DIGEST_INDEX}:
+            return is_of_gateway(obj, index, value)
         if index == MODEL_INDEX:
             named = [spec["modelRef"], *(adapter["modelRef"] for adapter in spec["adapters"])]
             return any(f"{namespace}/{name}" == value for name in named)
@@ -150,7 +178,7 @@ def test_index_finds_what_a_full_search_finds(changes: list[tuple[Resource, str,
             store.put(resource, obj)
     names = ["one", "two", "three"]
     owners = [f"team/uid-{name}" for name in (*names, "chat")]
-    values = ["", ALL_BENCHMARKS, *names, *(f"team/{name}" for name in (*names, "chat")), *owners]
+    values = ["", "*", "team", ALL_BENCHMARKS, *names, *(f"team/{name}" for name in (*names, "chat")), *owners]
     for resource in KINDS:
         for index in INDEXES[resource]:
             for value in values:
