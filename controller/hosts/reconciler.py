@@ -41,7 +41,7 @@ from controller.hosts.reachability import (
     build_reachable_condition,
     find_agent_place,
 )
-from controller.hosts.secrets import HostSecrets, build_host_secret, keep_previous_tokens, list_needed_secrets
+from controller.hosts.secrets import HostSecrets, build_host_secret, list_needed_secrets
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import (
     ADDRESS_INDEX,
@@ -55,6 +55,7 @@ from controller.reconcile.indexes import (
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, decode_stored, ref
 from controller.reconcile.triggers import Trigger, all_but_status, existence, owned, steady_facts
 from controller.services.rollout import LEASE_EXPIRED
+from controller.services.token_copies import keep_previous_tokens
 from controller.services.tokens import KnownTokens
 from crds.meta import HOSTS_NAMESPACE, STABLE, host_secret_key
 from crds.metalhost import MetalHost

@@ -1,8 +1,6 @@
 """The one Secret that a host may read: copies of the tokens that its MetalProcesses need, and of nothing else."""
 
-import base64
-import binascii
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -12,11 +10,12 @@ import structlog
 from controller.models.source_secret import is_source_secret
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import child
+from controller.services.token_copies import MOST_TOKENS_BYTES, fit_tokens, read_secret
 from controller.services.tokens import TOKEN_KEY, KnownTokens
-from crds.meta import HOSTS_NAMESPACE, PREVIOUS_TOKENS_KEY, PreviousToken, host_secret_key
+from crds.meta import HOSTS_NAMESPACE, host_secret_key
 from crds.metalhost import MetalHost
 from kube.client import Client, Obj
-from kube.errors import Forbidden, NotFound
+from kube.errors import Forbidden
 from kube.resources import METAL_HOSTS, SECRETS, ObjectKey, Resource
 
 log = structlog.get_logger()
@@ -24,10 +23,6 @@ log = structlog.get_logger()
 READ_SOURCE_AGAIN: Final = timedelta(seconds=50)
 """Age after which a user's Secret, or its absence, is read again: once for all hosts that need it."""
 READ_OWN_AGAIN: Final = timedelta(minutes=10)
-MOST_TOKENS_BYTES: Final = 384 << 10
-"""Most bytes of all base64 values in a host's Secret: with those that they replaced they fit into one object."""
-OVERLAP_SECONDS: Final = 600
-"""Time for which a service's token is still valid on hosts after it was replaced."""
 
 
 class NeededSecret(NamedTuple):
@@ -168,54 +163,6 @@ class HostSecrets:
         self._host_secrets.pop(host, None)
 
 
-def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:
-    """Return the tokens that fit into one Secret, the smallest first, so that no tenant crowds out the others."""
-    fitting, left_bytes = dict[str, str](), MOST_TOKENS_BYTES
-    for key in sorted(tokens, key=lambda key: (len(tokens[key]), key)):
-        left_bytes -= len(tokens[key])
-        if left_bytes < 0:
-            break  # those that follow are no smaller
-        fitting[key] = tokens[key]
-    return fitting
-
-
-def keep_previous_tokens(
-    tokens: Mapping[str, str], service_keys: Collection[str], existing: Mapping[str, str], now: datetime
-) -> dict[str, str]:
-    """Return the data of a host's Secret: the tokens, and those of services that were replaced and are still valid.
-
-    The replaced ones are together under one key, each until `OVERLAP_SECONDS` after it was replaced.
-
-    Args:
-        tokens: the base64 values of the tokens by data key.
-        service_keys: the keys of tokens that clients of a service send: only these stay valid besides their successor.
-        existing: the data that the Secret has.
-        now: the wall clock.
-    """
-    # 1. Those that were replaced earlier and are still valid.
-    previous = {key: token for key, token in _read_previous(existing).items() if token.valid_until > now.timestamp()}
-
-    # 2. Those that `tokens` replaces now.
-    valid_until = int(now.timestamp()) + OVERLAP_SECONDS
-    for key in service_keys:
-        if key in existing and key in tokens and existing[key] != tokens[key]:
-            previous[key] = PreviousToken(existing[key], valid_until)
-
-    # 3. Without those whose key is not needed any more, and those that are in force again.
-    previous = {key: token for key, token in sorted(previous.items()) if key in tokens and token.token != tokens[key]}
-    if not previous:
-        return dict(tokens)
-    return {**tokens, PREVIOUS_TOKENS_KEY: base64.b64encode(msgspec.json.encode(previous)).decode()}
-
-
-def _read_previous(existing: Mapping[str, str]) -> dict[str, PreviousToken]:
-    """Return the replaced tokens in the data of a host's Secret by key; empty: there are none, or none can be read."""
-    try:
-        return msgspec.json.decode(base64.b64decode(existing[PREVIOUS_TOKENS_KEY]), type=dict[str, PreviousToken])
-    except (KeyError, binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-
-
 def build_host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, Obj]:
     """Return the one Secret that this host may read. Applying it removes tokens that are not needed any more."""
     owner = msgspec.structs.replace(host.metadata, namespace=HOSTS_NAMESPACE)
@@ -229,11 +176,3 @@ async def _read_user_token(client: Client, needed: NeededSecret) -> str | None:
         return None
     token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
     return token
-
-
-async def read_secret(client: Client, namespace: str, name: str) -> Obj | None:
-    """Return a Secret, or None if it does not exist."""
-    try:
-        return await client.get(SECRETS, name, namespace)
-    except NotFound:
-        return None

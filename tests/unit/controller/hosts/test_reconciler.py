@@ -17,10 +17,11 @@ from controller.hosts.address_check import FREE, PAUSE_SECONDS, AddressUse
 from controller.hosts.liveness import HostDistrust, Liveness
 from controller.hosts.reachability import AskAgent, ReachabilityProber
 from controller.hosts.reconciler import HostInputs
-from controller.hosts.secrets import HostSecrets, NeededSecret, fit_tokens, keep_previous_tokens, list_needed_secrets
+from controller.hosts.secrets import HostSecrets, NeededSecret, list_needed_secrets
 from controller.models import source_secret
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
+from controller.services.token_copies import fit_tokens, keep_previous_tokens
 from controller.services.tokens import KnownTokens, token_secret
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj, ObjectList

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from controller.hosts.secrets import keep_previous_tokens
+from controller.services.token_copies import keep_previous_tokens
 from crds.meta import HOSTS_NAMESPACE, PreviousToken, host_secret_key
 from kube.resources import SECRETS
 from kube.store import Store
