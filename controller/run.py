@@ -21,6 +21,7 @@ import structlog
 from controller.benchmarks.flexinfer_export import FlexInferExport
 from controller.controller_options import ControllerOptions
 from controller.gateway.key_reconciler import KeySecrets, key_reconciler
+from controller.gateway.token_shards import TokenShards
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
@@ -201,6 +202,8 @@ class Controller:
             tasks.append(queue.benchmarks.run)
         if options.flexinfer_export:
             tasks.append(FlexInferExport(measured).run)
+        if options.gateway:
+            tasks.append(TokenShards(self.store, tokens).run)
         on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
         of_cluster = (pool_reconciler(queue.pools.standing), key_reconciler(KeySecrets(), has_gateway=options.gateway))
         return (*in_pods, *on_hosts, *of_cluster), tasks

@@ -6,6 +6,7 @@ writer owns only the fields that it decided.
 """
 
 import functools
+import zlib
 from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
@@ -148,8 +149,26 @@ def host_secret_key(namespace: str, secret: str) -> str:
     return f"{namespace}_{secret}_token"
 
 
+_SHARDS: Final = 8
+GATEWAY_SHARDS: Final = tuple(f"pomona-gateway-{number}" for number in range(_SHARDS))
+"""The Secrets of `CONTROLLER_NAMESPACE` with copies of all services' tokens, which the gateway reads.
+
+They are several, as all tokens of a large cluster do not fit into one, and each change of one is sent as a whole.
+"""
+
+
+def gateway_shard(namespace: str, service: str) -> str:
+    """Return the Secret with the token of a service for the gateway, one of `GATEWAY_SHARDS`."""
+    return GATEWAY_SHARDS[zlib.crc32(f"{namespace}/{service}".encode()) % _SHARDS]
+
+
+def gateway_token_key(namespace: str, service: str) -> str:
+    """Return the key of a service's token in that Secret; it is unique, as a namespace has no underscore."""
+    return f"{namespace}_{service}_token"
+
+
 PREVIOUS_TOKENS_KEY: Final = "previous_tokens"
-"""Key in a host's Secret of the tokens that were replaced; the keys of `host_secret_key` have two underscores."""
+"""Key of the replaced tokens in a Secret with copies; all other keys there have two underscores."""
 
 
 class PreviousToken(msgspec.Struct, frozen=True, rename="camel"):

@@ -16,6 +16,7 @@ from crds.meta import (
     LABEL_SLICE_MANAGED_BY,
     QUEUE_GATE,
     SLICE_MANAGED_BY,
+    gateway_shard,
     split_slice_name,
 )
 from fitness.performance_store import LABEL_BENCHMARK
@@ -84,6 +85,8 @@ EVERY_NAMESPACE stands for services that the keys of all namespaces may use.
 """
 DIGEST_INDEX: Final = "digest"
 """From the digest of a key to the GatewayKeys of which it is the key, or a previous one."""
+SHARD_INDEX: Final = "shard"
+"""From the name of a Secret of the gateway to the InferenceServices whose tokens it has."""
 
 BENCHMARK_INDEX: Final = "benchmark"
 """From one value to all Jobs with the label of a benchmark that are not being deleted."""
@@ -302,6 +305,7 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         KUEUE_INDEX: _value_at("spec", "scheduling", "queueName"),
         POOL_INDEX: stated_pools,
         NAMESPACE_INDEX: _list_namespaces,
+        SHARD_INDEX: lambda service: [gateway_shard(service["metadata"]["namespace"], service["metadata"]["name"])],
     },
     GATEWAY_KEYS: {NAMESPACE_INDEX: lambda key: [key["metadata"]["namespace"]], DIGEST_INDEX: list_digests},
     MODELS: {

@@ -29,14 +29,14 @@ TOKEN_BYTES: Final = 32
 READ_AGAIN: Final = timedelta(minutes=10)
 """Longest time after which a token Secret is read again, and so until an edit of it is followed."""
 
-
+_SUFFIX: Final = "-token"
 _TOKEN: Final = re.compile(rb"[!-~]{0,8192}")
 """Printable ASCII without blanks, so long that it fits into the head of a request."""
 
 
 def token_name(service: str) -> str:
     """Return the name of the Secret with the bearer token of a service."""
-    return f"{service}-token"
+    return f"{service}{_SUFFIX}"
 
 
 def token_secret(service: InferenceService, token: str, rotation: str = "") -> tuple[Resource, Obj]:
@@ -189,7 +189,17 @@ class KnownTokens:
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._cached: dict[ObjectKey, _CachedSecret] = {}
         """By namespace and name of the Secret."""
+        self._listeners: list[Callable[[ObjectKey], None]] = []
         self._now = now
+
+    def subscribe(self, listener: Callable[[ObjectKey], None]) -> None:
+        """Call `listener` with each service whose token becomes known, or another one."""
+        self._listeners.append(listener)
+
+    def known_token(self, service: ObjectKey, service_uid: str) -> str | None:
+        """Return the token of a service in base64, as it was read or written last; None if it is not known."""
+        cached = self._cached.get(_secret_key(service))
+        return cached.token if cached is not None and cached.service_uid == service_uid else None
 
     async def find_step(
         self,
@@ -245,7 +255,7 @@ class KnownTokens:
                 return TokenStep(_make_token())
             if patch := decide_rotation(secret, uid, wanted):
                 return TokenStep(patch=patch)
-            cached = self._cached[key] = _build_cache_entry(secret, uid, now)
+            cached = self._keep(key, _build_cache_entry(secret, uid, now))
 
         # Empty: the status has this replacement already.
         rotation = "" if cached.rotation == service.status.token_rotation else cached.rotation
@@ -321,7 +331,16 @@ class KnownTokens:
         if decide_rotation(secret, service_uid, "") is not None:
             self._cached.pop(key, None)
         else:
-            self._cached[key] = _build_cache_entry(secret, service_uid, now)
+            self._keep(key, _build_cache_entry(secret, service_uid, now))
+
+    def _keep(self, key: ObjectKey, entry: _CachedSecret) -> _CachedSecret:
+        """Cache a Secret, and tell the listeners about its token if that is another one than before."""
+        before = self._cached.get(key)
+        self._cached[key] = entry
+        if before is None or (before.service_uid, before.token) != (entry.service_uid, entry.token):
+            for listener in self._listeners:
+                listener(ObjectKey(key.namespace, key.name.removesuffix(_SUFFIX)))
+        return entry
 
 
 def _secret_key(service: ObjectKey) -> ObjectKey:

@@ -22,12 +22,21 @@ from controller.reconcile.indexes import (
     POOL_INDEX,
     REASON_INDEX,
     SERVICE_INDEX,
+    SHARD_INDEX,
     SHORTAGE_INDEX,
     WAITING_INDEX,
     controller_of,
     declare_indexes,
 )
-from crds.meta import KUEUE_GATE, KUEUE_QUEUE_NAME, LABEL_SERVICE, LABEL_SERVICE_NAME, QUEUE_GATE
+from crds.meta import (
+    GATEWAY_SHARDS,
+    KUEUE_GATE,
+    KUEUE_QUEUE_NAME,
+    LABEL_SERVICE,
+    LABEL_SERVICE_NAME,
+    QUEUE_GATE,
+    gateway_shard,
+)
 from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
 from kube.resources import (
@@ -111,6 +120,8 @@ def is_benchmark(job: Obj) -> bool:
 
 def is_of_gateway(obj: Obj, index: str, value: str) -> bool:
     """Return whether an index of what the gateway reads is to find an object."""
+    if index == SHARD_INDEX:
+        return value == gateway_shard(obj["metadata"]["namespace"], obj["metadata"]["name"])
     if index == NAMESPACE_INDEX:
         return value in {obj["metadata"]["namespace"], *obj["spec"].get("access", {}).get("namespaces", ())}
     previous = [entry["digest"] for entry in obj["status"].get("previous", ())]
@@ -140,7 +151,7 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
             scheduling = spec["scheduling"]
             queues = [f"{namespace}/{scheduling['queueName']}"] if "mode" in scheduling else []
             return value in (queues if index == KUEUE_INDEX else scheduling["pools"])
-        if index in {NAMESPACE_INDEX, DIGEST_INDEX}:
+        if index in {NAMESPACE_INDEX, DIGEST_INDEX, SHARD_INDEX}:
             return is_of_gateway(obj, index, value)
         if index == MODEL_INDEX:
             named = [spec["modelRef"], *(adapter["modelRef"] for adapter in spec["adapters"])]
@@ -178,7 +189,16 @@ def test_index_finds_what_a_full_search_finds(changes: list[tuple[Resource, str,
             store.put(resource, obj)
     names = ["one", "two", "three"]
     owners = [f"team/uid-{name}" for name in (*names, "chat")]
-    values = ["", "*", "team", ALL_BENCHMARKS, *names, *(f"team/{name}" for name in (*names, "chat")), *owners]
+    values = [
+        "",
+        "*",
+        "team",
+        ALL_BENCHMARKS,
+        *GATEWAY_SHARDS,
+        *names,
+        *(f"team/{name}" for name in (*names, "chat")),
+        *owners,
+    ]
     for resource in KINDS:
         for index in INDEXES[resource]:
             for value in values:
