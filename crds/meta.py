@@ -167,6 +167,12 @@ def gateway_token_key(namespace: str, service: str) -> str:
     return f"{namespace}_{service}_token"
 
 
+def read_gateway_token_key(key: str) -> tuple[str, str]:
+    """Return namespace and service of a key that `gateway_token_key` has made. Raises ValueError for another one."""
+    namespace, service, _ = key.split("_")
+    return namespace, service
+
+
 PREVIOUS_TOKENS_KEY: Final = "previous_tokens"
 """Key of the replaced tokens in a Secret with copies; all other keys there have two underscores."""
 

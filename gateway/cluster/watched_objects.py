@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from crds.gatewaykey import GatewayKey
-from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, OURS, gateway_shard_name
+from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, OURS
 from kube.client import Obj, Read
 from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, SECRETS
 from kube.watch import Selection
@@ -138,9 +138,9 @@ SHARD_SELECTIONS: Final[Sequence[Selection]] = tuple(
     Selection(
         SECRETS,
         CONTROLLER_NAMESPACE,
-        field_selector=f"metadata.name={gateway_shard_name(number)}",
+        field_selector=f"metadata.name={name}",
         read=_decode_to(WatchedShard),
     )
-    for number in range(GATEWAY_SHARDS)
+    for name in GATEWAY_SHARDS
 )
 """The Secrets with the tokens of services: each is selected by its name, since no other may be read."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from crds.meta import host_secret_key
+from crds.meta import gateway_token_key
 from gateway.cluster.cluster_feed import ClusterFeed
 from gateway.cluster.watched_objects import SELECTIONS, SHARD_SELECTIONS
 from gateway.http.connection_table import ConnectionTable
@@ -99,7 +99,7 @@ class FedCluster:
 
     def set_token(self, namespace: str, name: str, token: str, previous: str | None = None) -> None:
         """Put the token of a service into the Secret of its shard, with the one before if that is still valid."""
-        key = host_secret_key(namespace, f"{name}-token")
+        key = gateway_token_key(namespace, name)
         self._tokens[key] = _encode(token)
         data = dict(self._tokens)
         if previous:
