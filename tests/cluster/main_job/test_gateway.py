@@ -1,0 +1,157 @@
+"""The gateway from a user's side: one address and one key for services in pods and on hosts, with real clients."""
+
+import asyncio
+import contextlib
+import sys
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+import pytest_asyncio
+
+from crds.meta import API_VERSION
+from kube.client import Obj
+from kube.resources import GATEWAY_KEYS, SECRETS
+from tests.cluster.conftest import StartMetalHost
+from tests.cluster.main_job.cluster import GIB, Cluster
+from tests.cluster.shared_controller import SharedController
+from tests.controlplane.members import MetalHost
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import Process
+from tests.support.eventually import eventually
+
+URL = "http://127.0.0.1:8095"
+HEALTH = "http://127.0.0.1:8096"
+QUESTION: Any = [{"role": "user", "content": "Hi"}]
+
+
+class Gateway(NamedTuple):
+    """The process of a gateway, and how clients reach it."""
+
+    process: Process
+    cluster: Cluster
+    clients: contextlib.AsyncExitStack
+    """Closes the clients that were made."""
+
+    async def make_key(self, name: str, **spec: Any) -> str:
+        """Apply a GatewayKey, and return the key that the controller has made for it."""
+        metadata = {"name": name}
+        await self.cluster.apply({"apiVersion": API_VERSION, "kind": "GatewayKey", "metadata": metadata, "spec": spec})
+
+        async def made() -> Obj:
+            key = await self.cluster.client.get(GATEWAY_KEYS, name, self.cluster.namespace)
+            assert key["status"]["digest"]
+            return await self.cluster.client.get(SECRETS, f"{name}-key", self.cluster.namespace)
+
+        return b64decode((await eventually(made))["data"]["key"]).decode()
+
+    async def openai(self, key: str) -> openai.AsyncOpenAI:
+        """Return a client of OpenAI's API, which tries nothing again."""
+        client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=key, max_retries=0)
+        return await self.clients.enter_async_context(client)
+
+    async def anthropic(self, key: str) -> anthropic.AsyncAnthropic:
+        """Return a client of Anthropic's API, which sends its key as a bearer token and tries nothing again."""
+        client = anthropic.AsyncAnthropic(base_url=URL, auth_token=key, max_retries=0)
+        return await self.clients.enter_async_context(client)
+
+
+@pytest_asyncio.fixture
+async def gateway(
+    plane: ControlPlane, cluster: Cluster, shared_controller: SharedController, tmp_path: Path, watched: list[Process]
+) -> AsyncIterator[Gateway]:
+    await shared_controller.lend("--gateway")
+    kubeconfig = plane.kubeconfig()
+    argv = [
+        *(sys.executable, "-m", "cli.main", "gateway", f"--kubeconfig={kubeconfig}"),
+        *("--address=127.0.0.1:8095", "--metrics-address=127.0.0.1:8096", "--drain-seconds=5"),
+    ]
+    process = Process("gateway", argv, tmp_path / "gateway.log")
+    watched.append(process)
+    process.start()
+
+    async def is_ready() -> bool:
+        async with aiohttp.ClientSession() as session, session.get(f"{HEALTH}/readyz") as response:
+            return response.status == 200
+
+    await eventually(is_ready)
+    async with contextlib.AsyncExitStack() as clients:
+        yield Gateway(process, cluster, clients)
+    watched.remove(process)
+    if process.running:
+        assert await process.stop() == 0
+
+
+async def test_one_key_reaches_a_pod_and_a_host_by_both_apis(
+    gateway: Gateway, cluster: Cluster, host: MetalHost
+) -> None:
+    del host
+    await cluster.apply(cluster.model(), cluster.service("in-pod", "cpu"), cluster.service("on-host", "metal"))
+    key = await gateway.make_key("ci")
+    await cluster.ready("in-pod", "on-host")
+    client, messages = await gateway.openai(key), (await gateway.anthropic(key)).messages
+    models = await client.models.list()
+    assert [model.id for model in models.data] == ["in-pod", "on-host"]
+    for name in ("in-pod", "on-host"):
+        answer = await client.chat.completions.create(model=name, messages=QUESTION, max_tokens=8)
+        assert "Hello" in (answer.choices[0].message.content or "")
+        assert answer.model == name
+        stream = await client.chat.completions.create(model=name, messages=QUESTION, max_tokens=8, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert "Hello" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        message = await messages.create(model=name, messages=QUESTION, max_tokens=8)
+        assert any("Hello" in getattr(block, "text", "") for block in message.content)
+        assert (await messages.count_tokens(model=name, messages=QUESTION)).input_tokens > 0
+
+
+async def test_replica_that_dies_is_passed_over_and_its_stream_ends_by_an_error(
+    gateway: Gateway, cluster: Cluster, metal_host: StartMetalHost
+) -> None:
+    """Nothing is lost silently, and the requests that follow are answered by the host that is left."""
+    hosts = [await metal_host(name, f"--memory-budget={64 * GIB}") for name in ("studio-1", "studio-2")]
+    spread = cluster.service("chat", "metal", replicas=2, contextLength=16384, parallel=1)
+    await cluster.apply(cluster.model(file="loop.gguf"), spread)
+    key = await gateway.make_key("ci")
+    await cluster.ready("chat")
+    client = await gateway.openai(key)
+    processes = {process.spec.host_name for process in await cluster.processes()}
+    assert processes == {"studio-1", "studio-2"}
+
+    async def read_stream() -> int:
+        """Read a stream of a conversation of its own to its end; return how many pieces of text came."""
+        count = 0
+        stream = await client.chat.completions.create(
+            model="chat", messages=QUESTION, max_tokens=10_000, stream=True, user=str(id(object()))
+        )
+        async for chunk in stream:
+            count += bool(chunk.choices and chunk.choices[0].delta.content)
+            if count == 3:
+                begun.release()
+        return count
+
+    begun = asyncio.Semaphore(0)
+    streams = [asyncio.create_task(read_stream()) for _ in range(2)]
+    for _ in streams:
+        await asyncio.wait_for(begun.acquire(), 60)
+    await hosts[0].host.cut()
+    for _ in range(5):
+        answer = await client.chat.completions.create(model="chat", messages=QUESTION, max_tokens=2)
+        assert answer.choices[0].message.content
+    outcomes = await asyncio.gather(*streams, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)] == [openai.APIError]
+
+
+async def test_key_opens_only_its_services_and_a_wrong_one_none(gateway: Gateway, cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu"))
+    key = await gateway.make_key("ci", services=["other-*"])
+    await cluster.ready("chat")
+    client = await gateway.openai(key)
+    with pytest.raises(openai.NotFoundError, match="no model is served here"):
+        await client.chat.completions.create(model="chat", messages=QUESTION)
+    with pytest.raises(openai.AuthenticationError, match="missing, wrong, suspended or expired"):
+        await (await gateway.openai("wrong")).models.list()
