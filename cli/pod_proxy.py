@@ -67,6 +67,7 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
     help="Path that the engine answers between two steps of its work: without an answer, it hangs. Default: none.",
 )
 @click.option("--engine", metavar="RUNTIME", help="The engine: how to read its errors and metrics. Default: unknown.")
+@click.option("--mode", help="The mode in which the engine serves: which paths it answers. Default: unknown.")
 @click.option("--engine-model", "model", metavar="NAME", help="The engine's name for the model. Default: any name.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests that the engine works on at once. Default: all.")
 @click.option(

@@ -15,7 +15,7 @@ from devices import libsystem
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
 from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory, find_last_value
-from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
+from runtimes.runtime import TEXT_ROUTES, EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving
 
 _CACHE_TYPES: Final[Mapping[CacheType, int]] = {
@@ -109,6 +109,7 @@ RUNTIME: Final = Runtime(
     cache_types=frozenset(_CACHE_TYPES),
     tuning=("--n_threads", "--n_threads_batch", "--n_batch", "--flash_attn", "--use_mlock", "--seed"),
     errors=_ERRORS,
+    routes={"chat": TEXT_ROUTES, "embeddings": frozenset({"embeddings"})},
     speed_priors=LLAMA_SPEED,
     memory=LlamaMemory(keeps_whole_windows=True, has_flash=_has_flash),
     launch=EngineLaunch(

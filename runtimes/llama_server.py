@@ -22,7 +22,7 @@ from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
 from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory, count_checkpoints, find_last_value
 from runtimes.pod import EngineMetrics, EnginePod
-from runtimes.runtime import GGUF_QUANTIZATIONS, EngineLaunch, Runtime
+from runtimes.runtime import GGUF_QUANTIZATIONS, TEXT_ROUTES, EngineLaunch, Runtime
 from runtimes.serving import PROBE_TOKENS, Listen, Serving, count_requests, count_shared_tokens
 
 _BUILD: Final = re.compile(r"\bversion: b?(\d{3,})\b")
@@ -225,6 +225,12 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=_SWITCHES,
     errors=_ERRORS,
+    # Requests to build 11549 in each mode, all of which answer chats.
+    routes={
+        "chat": TEXT_ROUTES | {"responses", "input_tokens", "messages", "count_tokens"},
+        "embeddings": frozenset({"embeddings"}),
+        "rerank": frozenset({"rerank"}),
+    },
     prompt_counts={
         "chat": "/v1/chat/completions/input_tokens",
         "completions": "/tokenize",

@@ -19,7 +19,7 @@ from devices.tools import find_program
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
 from runtimes.mlx_estimate import MLX_SPEED, PROMPTS_AT_ONCE, MlxMemory, count_cache_entries
-from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
+from runtimes.runtime import TEXT_ROUTES, EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving, count_requests
 
 _KV_BITS: Final[Mapping[CacheType, int]] = {"q8_0": 8, "q4_0": 4}
@@ -160,6 +160,7 @@ RUNTIME: Final = Runtime(
     cache_block_size=64,
     tuning=("--temp", "--top-p", "--top-k", "--min-p", "--max-tokens", "--prefill-step-size"),
     errors=_ERRORS,
+    routes={"chat": TEXT_ROUTES},
     speed_priors=MLX_SPEED,
     cache_sharing="context",
     memory=MlxMemory(),

@@ -18,7 +18,7 @@ from runtimes.daemon import Daemon, DaemonError, OnProgress, digest_content
 from runtimes.engine_errors import EngineError, ErrorTable, SchemaLimits
 from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory
 from runtimes.pod import EnginePod, PodModel, PodServing
-from runtimes.runtime import GGUF_QUANTIZATIONS, Runtime, RuntimeDemand
+from runtimes.runtime import GGUF_QUANTIZATIONS, TEXT_ROUTES, Runtime, RuntimeDemand
 from runtimes.serving import Serving
 
 OWNER: Final = "pomona"
@@ -126,6 +126,8 @@ RUNTIME: Final = Runtime(
     install_hint="install Ollama from ollama.com and start it",
     daemon=connect,
     errors=_ERRORS,
+    # server/routes.go
+    routes={"chat": TEXT_ROUTES | {"embeddings", "responses", "messages"}},
     # More are refused by llama-grammar.cpp (MAX_REPETITION_THRESHOLD), which ends the process of the model. Groups such
     # as (?:a) and stray signs such as ^*$ end Ollama itself, others such as ^\\S$ the process of the model.
     schema_limits=SchemaLimits(most_repetitions=2000, takes_patterns=False),

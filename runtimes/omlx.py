@@ -10,7 +10,7 @@ from devices.tools import find_program
 from runtimes.daemon import Daemon
 from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.mlx_estimate import MLX_SPEED, MlxMemory
-from runtimes.runtime import Runtime
+from runtimes.runtime import TEXT_ROUTES, Runtime
 
 _APP: Final = Path("/Applications/oMLX.app")
 _ERRORS: Final[ErrorTable] = (
@@ -42,6 +42,8 @@ RUNTIME: Final = Runtime(
     install_hint="install oMLX (`brew install jundot/omlx/omlx`, or its app) and start it",
     daemon=connect,
     errors=_ERRORS,
+    # It embeds and ranks with models of other kinds, which no mode is for.
+    routes={"chat": TEXT_ROUTES | {"responses", "messages", "count_tokens"}},
     speed_priors=MLX_SPEED,
     cache_sharing="context",
     memory=MlxMemory(),

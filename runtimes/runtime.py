@@ -30,6 +30,8 @@ CacheSharing = Literal["blocks", "context", "none"]
 """Sharing of the KV cache by requests at once. blocks: they take blocks as they grow, and `parallel` is a limit. The
 others have a whole context for each of `parallel` requests; if it is unset, context: they share one and some more
 (`count_shared_tokens`), none: there is one request."""
+TEXT_ROUTES: Final = frozenset({"chat", "completions"})
+"""Routes of every engine that generates text."""
 GGUF_QUANTIZATIONS: Final[Quantizations] = {
     vendor: {PLAIN: "*", "gguf": "*"} for vendor in ("nvidia", "amd", "intel", "cpu", "metal")
 }
@@ -112,6 +114,9 @@ class Runtime:
     """Its start in pods; None: it runs on hosts only."""
     errors: ErrorTable = ()
     """Its errors that are not what their status says."""
+    routes: Mapping[Mode, frozenset[str]] = field(default_factory=dict)
+    """By mode: the routes of the proxy that the engine answers, as `gateway/proxy/paths.py` names them. Empty: they are
+    not known."""
     prompt_counts: Mapping[str, str] = field(default_factory=dict)
     """By route of the proxy: the path that counts the tokens of a prompt. Empty: none, nor does it run out of cells."""
     schema_limits: SchemaLimits | None = None

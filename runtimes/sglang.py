@@ -12,7 +12,7 @@ from runtimes.environment import PYTORCH_IN_POD
 from runtimes.output_parsers import SGLANG_PARSERS, render_parsers
 from runtimes.paged_estimate import PAGED_SPEED, DeviceBatch, PagedMemory
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
-from runtimes.runtime import PLAIN, Quantizations, Runtime
+from runtimes.runtime import PLAIN, TEXT_ROUTES, Quantizations, Runtime
 
 _IMAGE: Final = "lmsysorg/sglang:v0.5.15.post1"
 _IMAGES: Final[Mapping[str, str]] = {"amd": f"{_IMAGE}-rocm720-mi30x", "nvidia": f"{_IMAGE}-cu129"}
@@ -87,6 +87,11 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=frozenset({"--disable-radix-cache", "--disable-cuda-graph", "--disable-overlap-schedule"}),
     errors=_ERRORS,
+    # Its documentation, and srt/entrypoints/http_server.py.
+    routes={
+        "chat": TEXT_ROUTES | {"responses", "messages", "count_tokens"},
+        "embeddings": frozenset({"embeddings"}),
+    },
     quantizations=_QUANTIZATIONS,
     speed_priors=PAGED_SPEED,
     cache_sharing="blocks",

@@ -12,7 +12,7 @@ from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTORCH_IN_POD
 from runtimes.paged_estimate import PAGED_SPEED, DeviceBatch, PagedMemory
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
-from runtimes.runtime import PLAIN, Quantizations, Runtime
+from runtimes.runtime import PLAIN, TEXT_ROUTES, Quantizations, Runtime
 
 _IMAGES: Final[Mapping[str, str]] = {"nvidia": "ghcr.io/huggingface/text-generation-inference:3.3.7"}
 _TUNING: Final = (
@@ -70,6 +70,7 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=frozenset({"--disable-grammar-support"}),
     errors=_ERRORS,
+    routes={"chat": TEXT_ROUTES},
     quantizations=_QUANTIZATIONS,
     speed_priors=PAGED_SPEED,
     cache_sharing="blocks",

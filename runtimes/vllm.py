@@ -12,7 +12,7 @@ from runtimes.environment import PYTORCH_IN_POD
 from runtimes.output_parsers import VLLM_PARSERS, render_parsers
 from runtimes.paged_estimate import PAGED_SPEED, DeviceBatch, PagedMemory
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
-from runtimes.runtime import PLAIN, Quantizations, Runtime
+from runtimes.runtime import PLAIN, TEXT_ROUTES, Quantizations, Runtime
 
 _VERSION: Final = "v0.33.0"
 _IMAGES: Final[Mapping[str, str]] = {
@@ -130,6 +130,12 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=_SWITCHES,
     errors=_ERRORS,
+    # The list of a vLLM 0.32 with a chat model; with embeddings it compares documents, too (entrypoints/pooling).
+    routes={
+        "chat": TEXT_ROUTES | {"responses", "messages", "count_tokens"},
+        "embeddings": frozenset({"embeddings", "rerank"}),
+        "rerank": frozenset({"rerank"}),
+    },
     quantizations=_QUANTIZATIONS,
     speed_priors=PAGED_SPEED,
     cache_sharing="blocks",

@@ -31,6 +31,8 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     """A key that `api_key` replaces, for a backend that does not know that yet; None: there is none."""
     engine: str | None = None
     """The engine's name, by which its errors are understood; None: it is not known, and only their status counts."""
+    mode: str | None = None
+    """The mode in which the engine serves, by which the paths that it answers are known; None: it is not known."""
     context_length: Annotated[int, Meta(ge=1)] | None = None
     """The most tokens that one request may use, for clients; None: it is not known."""
     shared_tokens: Annotated[int, Meta(ge=0)] | None = None

@@ -129,6 +129,13 @@ def unknown_url(path: str) -> RequestError:
     return RequestError(HTTPStatus.NOT_FOUND, "unknown_url", message)
 
 
+def unsupported_path(service: str, path: str, way: str, reason: str = "") -> RequestError:
+    """400: a path that the engine of a service does not serve; `way` says what clients may do instead."""
+    detail = f" ({reason})" if reason else ""
+    message = f"service {service}: its engine does not serve {path}{detail}: {way}"
+    return RequestError(HTTPStatus.BAD_REQUEST, "unsupported_path", message)
+
+
 def method_not_allowed(method: str, path: str, allowed: str) -> RequestError:
     """405: a path that is served, with another method."""
     message = f"{path} does not take {method}: use {allowed}"
@@ -222,7 +229,9 @@ def service_unavailable(listener: str) -> RequestError:
     return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable", message, {"Retry-After": "1"})
 
 
-def translate_engine_error(status: int, body: bytes, service: str, engine: str | None = None) -> RequestError:
+def translate_engine_error(
+    status: int, body: bytes, service: str, engine: str | None = None, *, path: str = "this path", way: str = ""
+) -> RequestError:
     """Return an engine's error in OpenAI's form, with a status to which clients react correctly.
 
     Args:
@@ -230,6 +239,8 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
         body: the body of its answer.
         service: the name of the service, for the message.
         engine: the name of the engine, whose table of known errors may state another status for the client.
+        path: the path that was asked.
+        way: what clients may ask instead, if the engine lacks that path.
     """
     # kind: the engine's type of the error; param: the field of the request at fault, if it names one
     message, kind, code, param = read_error(body)
@@ -246,12 +257,12 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
     elif status < HTTPStatus.BAD_REQUEST:
         client_status = HTTPStatus.BAD_GATEWAY  # a client must not follow a redirect of an engine
     elif status == HTTPStatus.NOT_IMPLEMENTED:
-        message = f"service {service} does not serve this path: its spec.mode is for another one ({message})"
+        return unsupported_path(service, path, way, message)
+    elif status == HTTPStatus.NOT_FOUND and message in _UNKNOWN_PATHS:
+        return unsupported_path(service, path, way)
     elif kind in _CODES or message.startswith(_TOO_LONG):
         client_status, kind = HTTPStatus.BAD_REQUEST, "exceed_context_size_error"
         message = f"{message.rstrip('.')}: send less, or set spec.contextLength of the InferenceService"
-    elif status == HTTPStatus.NOT_FOUND and message in _UNKNOWN_PATHS:
-        message = f"service {service}: its engine does not serve this path ({message or 'not found'})"
 
     # 2. Code: the one that OpenAI's clients look for, else the engine's own code, else its type of the error.
     if kind in _CODES:

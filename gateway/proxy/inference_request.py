@@ -45,6 +45,7 @@ from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.responses_stream import open_stream
 from gateway.proxy.router import ListenerRouter, Router
+from gateway.proxy.served_routes import check_route
 from gateway.proxy.service import Service
 from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
 from gateway.proxy.upstream_request import UpstreamRequest, count_prompt
@@ -212,6 +213,7 @@ class InferenceRequest:
             self._shared.keep_alive.add(self)
         service = self._service = self.router.find_service(body.model)
         service.begin_request(self)  # counts it as running
+        check_route(self.route, self.exchange.head.path, service.config)
         check_engines(body.schema_demand, service.config)  # raises if its schemas would make an engine crash
 
         # A free slot means that a backend may work on one more request.

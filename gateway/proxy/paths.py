@@ -12,12 +12,13 @@ METRICS: Final = "/metrics"
 METRICS_OF_PROXY: Final = f"{METRICS}?engine=false"
 """The proxy's series without those of its engine."""
 
+RERANK_ALIAS: Final = "/rerank"
 INFERENCE: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
-    "/rerank": "rerank",
+    RERANK_ALIAS: "rerank",
     "/v1/responses": "responses",
     "/v1/responses/input_tokens": "input_tokens",
     "/v1/messages": "messages",

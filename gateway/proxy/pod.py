@@ -73,6 +73,8 @@ class PodProxyOptions(NamedTuple):
     """The engine's name for the model; None: it takes any name."""
     engine: str | None = None
     """The engine's name, by which its errors and metrics are understood; None: it is not known."""
+    mode: str | None = None
+    """The mode in which the engine serves, by which the paths that it answers are known; None: it is not known."""
     concurrency: int | None = None
     """The requests that the engine works on at once; None: no limit."""
     context_length: int | None = None
@@ -241,6 +243,7 @@ def _build_config(options: PodProxyOptions, tokens: "MountedToken", *, is_servin
         shared_tokens=options.shared_tokens,
         model=options.model,
         engine=options.engine,
+        mode=options.mode,
     )
     service = ServiceListener(
         name=options.service,

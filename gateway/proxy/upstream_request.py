@@ -24,6 +24,7 @@ from gateway.proxy.request_body import RequestBody
 from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBody, TokenCount
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import open_stream
+from gateway.proxy.served_routes import suggest_paths
 from gateway.proxy.service import Service
 from gateway.proxy.token_lanes import UNKNOWN
 from runtimes.engine_errors import judge_error, read_error
@@ -353,7 +354,8 @@ class UpstreamRequest:
             self._note_failure(outcome)
 
         # 3. The error for the client. A temporary one says when to try again.
-        error = errors.translate_engine_error(status, body, self._service.config.name, engine)
+        path, way = self._exchange.head.path, suggest_paths(request.route, (self.backend,))
+        error = errors.translate_engine_error(status, body, self._service.config.name, engine, path=path, way=way)
         if error.status in _TEMPORARY_ERRORS and isinstance(response, ErrorResponse):
             error.headers["Retry-After"] = response.retry_after
         if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or error.status in _TEMPORARY_ERRORS:

@@ -184,6 +184,7 @@ def proxy_config(
                         model=runner.model,
                         api_key=runner.api_key,
                         engine=spec.runtime,
+                        mode=spec.mode,
                         context_length=spec.context_length,
                         shared_tokens=find_runtime(spec.runtime).count_shared_tokens(spec),
                     )

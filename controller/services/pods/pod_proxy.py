@@ -152,6 +152,7 @@ class ProxyContainer(NamedTuple):
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]
         arguments += ["--health-path", engine.health_path, "--engine", self.runtime]
+        arguments += ["--mode", options.mode]
 
         # Without a device, one step of a long prompt may take longer than an engine that hangs is waited for.
         if serving.on_device and self.pulse_path:

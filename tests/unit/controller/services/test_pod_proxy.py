@@ -190,7 +190,7 @@ def test_container_of_the_user_is_behind_the_proxy_as_it_is_stated() -> None:
     variables = {variable["name"]: variable["value"] for variable in engine["env"]}
     assert variables == {"MODEL_PATH": "/weights/0123abcd/tiny.gguf", "PORT": "9000", "SERVICE_NAME": "chat"}
     given = arguments(spec)
-    assert (given["--engine-port"], given["--health-path"]) == ("9000", "/health")
+    assert (given["--engine-port"], given["--health-path"], given["--mode"]) == ("9000", "/health", "chat")
     assert not {"--source", "--engine-model", "--concurrency"} & given.keys()
 
 

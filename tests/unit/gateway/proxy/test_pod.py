@@ -130,6 +130,20 @@ async def test_request_reaches_the_engine_with_the_token_only(run: Run, http: ai
         assert await proxy.status("/metrics", **AUTHORIZED) == 200
 
 
+async def test_path_that_the_engine_lacks_is_refused_with_those_of_its_mode(
+    run: Run, http: aiohttp.ClientSession
+) -> None:
+    engine = Engine()
+    async with fake_engine(engine) as backend:
+        proxy = await run(backend, "--engine=vllm", "--mode=embeddings")
+        await proxy.until_health(200)
+        async with http.post(f"{proxy.url}/v1/responses/input_tokens", json=CHAT, headers=AUTHORIZED) as response:
+            assert response.status == 400
+            message = (await response.json())["error"]["message"]
+    assert message.endswith("its engine does not serve /v1/responses/input_tokens: use /v1/embeddings, /v1/rerank")
+    assert engine.asked == []
+
+
 async def test_requests_share_the_cells_that_the_arguments_state(run: Run, http: aiohttp.ClientSession) -> None:
     engine = Engine()
     async with fake_engine(engine) as backend:

@@ -191,6 +191,8 @@ def test_error_under_status_200_is_recognized(body: bytes, end: ResponseEnd) -> 
 
 # Errors of llama.cpp, mlx_lm, Ollama, oMLX and vLLM, whose tables are not asked
 
+UNSUPPORTED = "service ns/chat: its engine does not serve /v1/x: use /v1/y"
+
 
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
@@ -219,20 +221,21 @@ def test_error_under_status_200_is_recognized(body: bytes, end: ResponseEnd) -> 
             {"error": {"code": 501, "message": "no embeddings", "type": "not_supported_error"}},
             (
                 400,
-                "does not serve this path: its spec.mode is for another one (no embeddings)",
+                "service ns/chat: its engine does not serve /v1/x (no embeddings): use /v1/y",
                 "invalid_request_error",
-                "not_supported_error",
+                "unsupported_path",
             ),
         ),
-        (404, "Not Found", (404, "its engine does not serve this path (Not Found)", "invalid_request_error", "")),
-        (404, "", (404, "its engine does not serve this path (not found)", "invalid_request_error", "")),
-        (404, {"detail": "Not Found"}, (404, "its engine does not serve this path", "invalid_request_error", "")),
-        (404, "404 page not found", (404, "its engine does not serve this path", "invalid_request_error", "")),
+        (404, "Not Found", (400, UNSUPPORTED, "invalid_request_error", "unsupported_path")),
+        (404, "", (400, UNSUPPORTED, "invalid_request_error", "unsupported_path")),
+        (404, {"detail": "Not Found"}, (400, UNSUPPORTED, "invalid_request_error", "unsupported_path")),
+        (404, "404 page not found", (400, UNSUPPORTED, "invalid_request_error", "unsupported_path")),
         (
             404,
             {"error": {"message": "File Not Found", "type": "not_found_error", "code": 404}},
-            (404, "its engine does not serve this path", "invalid_request_error", "not_found_error"),
+            (400, UNSUPPORTED, "invalid_request_error", "unsupported_path"),
         ),
+        (404, {"error": "model 'x' not found"}, (404, "model 'x' not found", "invalid_request_error", "")),
         (500, "", (500, "answered 500 without a reason", "server_error", "")),
     ],
 )
@@ -240,7 +243,7 @@ def test_error_of_an_engine_is_translated_into_openais_form(
     status: int, body: object, expected: tuple[int, str, str, str]
 ) -> None:
     raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-    answer = errors.translate_engine_error(status, raw, "ns/chat")
+    answer = errors.translate_engine_error(status, raw, "ns/chat", path="/v1/x", way="use /v1/y")
     error = json.loads(answer.body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert expected[1] in error["message"]
