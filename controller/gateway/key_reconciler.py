@@ -31,7 +31,7 @@ from controller.services.tokens import find_due_time
 from crds.gatewaykey import EVERY_NAMESPACE, GatewayKey, key_secret_name, may_use, read_expiry_seconds
 from crds.meta import without_defaults
 from kube.client import Client, Obj
-from kube.errors import NotFound
+from kube.errors import Forbidden, NotFound
 from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, SECRETS, ObjectKey, Resource, object_key
 from kube.store import Store
 
@@ -121,7 +121,8 @@ class KeySecrets:
             return cached.secret
         try:
             secret = await client.get(SECRETS, key_secret_name(key.name), key.namespace)
-        except NotFound:
+        except (NotFound, Forbidden):
+            # Where the controller may not read Secrets it makes none either: the refusal of that is reported.
             self._forget(key)
             return None
         if is_made_for(secret, uid):

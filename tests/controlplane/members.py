@@ -35,7 +35,7 @@ CONTROLLER_NAMESPACE = "pomona-system"
 CONTROLLER_ACCOUNT = "pomona-controller"
 INSTALLED = CHECKOUT / "deploy" / "install"
 """Folder of the manifests that are rendered from the chart with its default values."""
-RUNNING = {"controller.yaml", "node-agent.yaml"}
+RUNNING = {"controller.yaml", "gateway.yaml", "node-agent.yaml"}
 """Manifests of what runs in the cluster: tests start it as processes."""
 KINDS = (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS, METAL_HOSTS, METAL_PROCESSES, ACCELERATOR_POOLS)
 NO_BENCHMARKS = "--no-benchmarks"

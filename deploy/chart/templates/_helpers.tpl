@@ -38,6 +38,23 @@ app.kubernetes.io/component: node-agent
 {{- if and .Values.nodeAgent.enabled (not .Values.scope.namespaces) -}}true{{- end -}}
 {{- end }}
 
+{{- /* So does the gateway, which the whole cluster shares. */}}
+{{- define "pomona.gateway" -}}
+{{- if and .Values.gateway.enabled (not .Values.scope.namespaces) -}}true{{- end -}}
+{{- end }}
+
+{{- /* The Secrets with the tokens of services, as crds/meta.py names them. */}}
+{{- define "pomona.gatewayShards" -}}
+{{- range until 8 }}
+- pomona-gateway-{{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "pomona.gatewaySelector" -}}
+app.kubernetes.io/name: pomona
+app.kubernetes.io/component: gateway
+{{- end }}
+
 {{- define "pomona.schedulerSelector" -}}
 app.kubernetes.io/name: pomona
 app.kubernetes.io/component: scheduler

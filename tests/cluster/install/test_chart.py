@@ -75,6 +75,18 @@ EVERYTHING: dict[str, Any] = {
         "extenderResources": {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
         "priorityClassName": "system-cluster-critical",
     },
+    "gateway": {
+        "replicas": 3,
+        "tlsSecret": "gateway-tls",
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
+        "ingress": {
+            "enabled": True,
+            "host": "llm.example.com",
+            "className": "nginx",
+            "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "3600"},
+            "tlsSecret": "llm-tls",
+        },
+    },
     "console": {
         "enabled": True,
         "replicas": 2,
@@ -116,6 +128,10 @@ REFUSED = {
     "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
     "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low'",
     "console.enabled=true,scope.namespaces={team-a}": "console.enabled is true and scope.namespaces is set",
+    "gateway.replicas=0": "'/gateway/replicas': minimum: got 0, want 1",
+    "gateway.ingress.enabled=true": "gateway.ingress.host is empty: name the host at which clients reach the gateway",
+    "gateway.ingress.host=https://llm.example.com": "'/gateway/ingress/host': 'https://llm.example.com' does not match",
+    "gateway.httpRoute.enabled=true": "gateway.httpRoute.parentRefs is empty: name the Gateway of the Gateway API",
     "preflight.enabled=true,scope.namespaces={team-a}": "preflight.enabled is true and scope.namespaces is set",
     "scheduler.enabled=true,scope.namespaces={team-a}": "scheduler.enabled is true and scope.namespaces is set",
     "scheduler.enabled=true,scheduler.weights.tps=0,scheduler.weights.util=0,scheduler.weights.cost=0": (
@@ -200,6 +216,7 @@ async def test_image_and_options_of_the_documents_kustomization_reach_the_contro
         "controller", f"--image={container['image']}", "--monitoring-namespace=monitoring", "--degrade-threshold=0.3",
         "--degrade-check-interval=30s",
         "--degrade-cool-down=30m",
+        "--gateway",
         "--node-cache-size=500Gi"
     ]  # fmt: skip
 
@@ -226,6 +243,7 @@ async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: P
         "--degrade-threshold=0.4",
         "--degrade-check-interval=1m",
         "--degrade-cool-down=2h",
+        "--gateway",
         "--preflight-bind-address=:9443",
         "--node-cache-size=500Gi",
         "--allow-private-sources=10.1.0.0/16",
@@ -280,7 +298,7 @@ async def test_every_value_reaches_the_objects_beside_the_controller(tmp_path: P
     assert (monitor["spec"]["selector"], budget["selector"], policy["podSelector"]) == (selected,) * 3
 
 
-@pytest.mark.parametrize("name", ["console", "scheduler"])
+@pytest.mark.parametrize("name", ["console", "gateway", "scheduler"])
 async def test_drain_takes_one_replica_of_what_stands_beside_the_controller(tmp_path: Path, name: str) -> None:
     rendered = await render_everything(tmp_path)
     deployment = rendered["Deployment", "pomona-system", f"pomona-{name}"]["spec"]
@@ -296,7 +314,8 @@ async def test_drain_takes_one_replica_of_what_stands_beside_the_controller(tmp_
 async def test_only_the_monitoring_reads_metrics_without_a_value_being_set(tmp_path: Path) -> None:
     everything = await render_everything(tmp_path)
     policies = {name: policy for (kind, _, name), policy in everything.items() if kind == "NetworkPolicy"}
-    assert policies.keys() == {"pomona-controller", "pomona-node-agent", "pomona-scheduler", "pomona-console"}
+    names = {"controller", "gateway", "node-agent", "scheduler", "console"}
+    assert policies.keys() == {f"pomona-{name}" for name in names}
     for policy in policies.values():
         rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
         assert rules.pop("metrics") == [

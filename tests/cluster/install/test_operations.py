@@ -9,7 +9,7 @@ import yaml
 
 from crds.meta import API_VERSION
 from kube.client import Client
-from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, MODELS, NAMESPACES, SECRETS
+from kube.resources import DEPLOYMENTS, GATEWAY_KEYS, INFERENCE_SERVICES, METAL_HOSTS, MODELS, NAMESPACES, SECRETS
 from tests.cluster.main_job.cluster import Cluster
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
@@ -61,7 +61,11 @@ async def back_up_and_restore(shell: Shell, cluster: Cluster) -> None:
         cluster.model("gated", sourceSecretRef={"name": "hub"}),
         cluster.service("chat", "metal", priority="high"),
     )
+    await client.create(
+        GATEWAY_KEYS, {"metadata": {"name": "app", "namespace": namespace}, "spec": {"services": ["chat"]}}
+    )
     token = await eventually(lambda: cluster.token("chat"))
+    key = (await eventually(lambda: client.get(SECRETS, "app-key", namespace)))["data"]
     (backup,) = COMMANDS["Back up"]
     await shell.run(backup)
     assert (shell.folder / "tokens.yaml").stat().st_mode & 0o777 == 0o600
@@ -69,11 +73,13 @@ async def back_up_and_restore(shell: Shell, cluster: Cluster) -> None:
     assert kept.pop("spec")["namespaces"] == [namespace]
     assert kept == {"apiVersion": API_VERSION, "kind": "MetalHost", "metadata": {"name": HOST}}
 
-    await cluster.kubectl("delete", "isvc/chat", "mdl/tiny", "mdl/gated", "secret/hub", f"mh/{HOST}")
+    await cluster.kubectl("delete", "isvc/chat", "gk/app", "mdl/tiny", "mdl/gated", "secret/hub", f"mh/{HOST}")
     await eventually(lambda: is_gone(cluster))
     (restore,) = COMMANDS["Restore"]
     await shell.run(restore)
     assert await cluster.token("chat") == token
+    assert (await client.get(SECRETS, "app-key", namespace))["data"] == key
+    assert (await client.get(GATEWAY_KEYS, "app", namespace))["spec"]["services"] == ["chat"]
     service = await client.get(INFERENCE_SERVICES, "chat", namespace)
     model = await client.get(MODELS, "tiny", namespace)
     assert (service["spec"]["priority"], model["spec"]["memoryBytes"]) == ("high", 1 << 30)
@@ -84,7 +90,7 @@ async def back_up_and_restore(shell: Shell, cluster: Cluster) -> None:
 
 
 async def is_gone(cluster: Cluster) -> bool:
-    return "chat-token" not in await cluster.names(SECRETS)
+    return not {"chat-token", "app-key"} & set(await cluster.names(SECRETS))
 
 
 @pytest.mark.usefixtures("node", "uninstalled")

@@ -10,7 +10,7 @@ from controller.reconcile.plan import Plan, Snapshot
 from crds.gatewaykey import digest_key
 from kube.apply import merge_conditions
 from kube.client import Client, Obj
-from kube.errors import NotFound
+from kube.errors import Forbidden, NotFound
 from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, SECRETS, ObjectKey, Resource
 from tests.support.api_objects import NAMESPACE, NOW, service, store
 from tests.unit.controller.gateway.key_objects import KEY, gateway_key
@@ -29,6 +29,7 @@ class KeyWorld(Client):
         now: the time.
         secrets: by namespace and name.
         reads: number of Secrets that were read.
+        is_forbidden: the controller may read no Secret.
         writes_left: number of writes until the controller dies; None: it lives.
         overwritten: the keys that the controller has replaced in Secrets.
     """
@@ -40,6 +41,7 @@ class KeyWorld(Client):
         self.secrets: dict[ObjectKey, Obj] = {}
         self.now: datetime = NOW
         self.reads = 0
+        self.is_forbidden = False
         self.writes_left: int | None = None
         self.overwritten: list[str] = []
         self._version = 100
@@ -57,6 +59,8 @@ class KeyWorld(Client):
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         assert resource == SECRETS
         self.reads += 1
+        if self.is_forbidden:
+            raise Forbidden("get", status=403)
         if (found := self.secrets.get(ObjectKey(namespace or "", name))) is None:
             raise NotFound("get", status=404)
         return found

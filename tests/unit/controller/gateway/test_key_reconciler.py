@@ -140,6 +140,17 @@ async def test_secret_of_a_former_key_of_the_name_is_waited_for() -> None:
     assert world.accepted() == set()
 
 
+async def test_key_whose_secret_may_not_be_read_is_to_be_made_and_keeps_its_digest() -> None:
+    """Where the controller is held to other namespaces, the creation is refused, and that is reported."""
+    world = KeyWorld()
+    await world.settle()
+    accepted, world.is_forbidden = world.accepted(), True
+    world.wait(600)
+    plan = await world.reconcile()
+    assert [obj["metadata"]["name"] for _, obj in plan.create] == ["app-key"]
+    assert world.accepted() == accepted
+
+
 async def test_short_key_of_a_user_is_refused_in_words() -> None:
     world = KeyWorld()
     await world.settle()
