@@ -6,7 +6,10 @@ none of these: only the places count where the chat, responses, messages and rer
 """
 
 import re
+from contextlib import suppress
 from typing import Final
+
+import msgspec
 
 from gateway.proxy import errors
 from gateway.proxy.json_scanner import JsonScanner, PausingWork
@@ -21,23 +24,72 @@ _KINDS: Final = ("image", "audio", "video", "file")
 _MEDIA: Final = frozenset({_SOURCE, *(name for kind in _KINDS for name in (kind, f"{kind}_url", f"input_{kind}"))})
 _MARKS: Final = (b'_url"', b'source"', b'image"', b'audio"', b'video"', b'file"')
 """Bytes of which at least one is in every request with media, if none of their letters is escaped."""
-_ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+_ANY: Final = msgspec.Raw()
+_PLAIN_OBJECTS: Final = 4096
+"""The objects that are decoded at once, or four times as many texts: less than a millisecond of work."""
 
 _START_BYTES: Final = 256
 _ESCAPE = re.compile(rb"\\(?:u00(?P<code>[0-7][0-9a-fA-F])|(?P<letter>.))", re.DOTALL)
 _OTHER_URL = re.compile(rb"[\x00-\x20]*(?!data:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
-def may_have_media(content: bytes | bytearray) -> bool:
-    """Decide quickly whether a request may have media: False is certain, True means that it has to be scanned.
+class _PlainPart(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A message, or a part or an item of one, that has only keys which are known to have no media.
 
-    A key of media could be written with escaped letters, such as an `i` as u0069, so these count as well.
+    Only `content` and `output` may have parts again; what the others have is looked into by no engine.
     """
-    find = content.find
-    for mark in _MARKS:  # one of them is in every request with media, unless it is escaped
-        if find(mark) >= 0:
-            return True
-    return find(rb"\u00") >= 0 and _ESCAPED_LETTER.search(content) is not None
+
+    content: "str | list[_PlainPart] | None" = None
+    output: "str | list[_PlainPart] | None" = None
+    role: msgspec.Raw = _ANY
+    type: msgspec.Raw = _ANY
+    text: msgspec.Raw = _ANY
+    id: msgspec.Raw = _ANY
+    name: msgspec.Raw = _ANY
+    status: msgspec.Raw = _ANY
+    phase: msgspec.Raw = _ANY
+    cache_control: msgspec.Raw = _ANY
+    tool_calls: msgspec.Raw = _ANY
+    tool_call_id: msgspec.Raw = _ANY
+    tool_use_id: msgspec.Raw = _ANY
+    call_id: msgspec.Raw = _ANY
+    arguments: msgspec.Raw = _ANY
+    input: msgspec.Raw = _ANY
+    is_error: msgspec.Raw = _ANY
+    thinking: msgspec.Raw = _ANY
+    signature: msgspec.Raw = _ANY
+    data: msgspec.Raw = _ANY
+    reasoning: msgspec.Raw = _ANY
+    reasoning_content: msgspec.Raw = _ANY
+    summary: msgspec.Raw = _ANY
+    encrypted_content: msgspec.Raw = _ANY
+    refusal: msgspec.Raw = _ANY
+    annotations: msgspec.Raw = _ANY
+    citations: msgspec.Raw = _ANY
+    logprobs: msgspec.Raw = _ANY
+
+
+_decode_plain = msgspec.json.Decoder(str | list[str | _PlainPart] | None).decode
+
+
+def may_have_media(name: str, value: msgspec.Raw) -> bool:
+    """Decide quickly whether a field of a request, its name in lower case, may have media.
+
+    False is certain, True means that the request has to be scanned. Most values are seen to be plain when they are
+    decoded, in a tenth of the time of a search. A key of media could be written with escaped letters, such as an `i` as
+    u0069, so these count as well.
+    """
+    if name not in _FIELDS_WITH_PARTS:
+        return False
+    text = bytes(value)
+    if text.count(b"{") + text.count(b'"') // 8 <= _PLAIN_OBJECTS:  # a text has two marks
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            _decode_plain(text)
+            return False
+    # One of the marks is in every request with media, unless it is escaped.
+    text = text.lower()
+    return any(mark in text for mark in _MARKS) or (rb"\u00" in text and _ESCAPED_LETTER.search(text) is not None)
 
 
 class MediaReader:

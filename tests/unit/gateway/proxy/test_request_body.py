@@ -145,12 +145,35 @@ def test_fields_that_load_weights_are_removed_for_an_engine_that_takes_any_model
     assert rewrite(read(b'{"adapters":"/etc"}'), None) == b"{}"
 
 
-@WAYS
 @pytest.mark.parametrize("content", [b'{ "a":1, "model": "x" }\n', b"{}", b' {"Model":"x"}'])
-def test_body_for_an_engine_that_takes_any_model_stays_byte_by_byte(
-    read: Callable[[bytes], RequestBody], content: bytes
+def test_large_body_for_an_engine_that_takes_any_model_stays_byte_by_byte(content: bytes) -> None:
+    assert rewrite(read_scanned(content), None) == content
+
+
+def test_values_of_a_short_body_for_an_engine_that_takes_any_model_stay_byte_by_byte() -> None:
+    assert rewrite(read_short(b'{ "a": [1.50,  "\\u0041"], "model": "x" }'), None) == (
+        b'{"model":"x","a":[1.50,  "\\u0041"]}'
+    )
+    assert rewrite(read_short(b'{"Model":"x"}'), None) == b"{}"
+
+
+@WAYS
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://10.0.0.1/"}}]}]',
+        b'"response_format":{"type":"json_schema","json_schema":{"schema":{"minItems":9,"maxItems":3}}}',
+    ],
+)
+def test_first_of_two_equal_fields_is_checked_or_reaches_no_engine(
+    read: Callable[[bytes], RequestBody], value: bytes
 ) -> None:
-    assert rewrite(read(content), None) == content
+    key, _, _ = value.partition(b":")
+    with contextlib.suppress(RequestError):
+        body = read(b'{"model":"x",%b,%b:[]}' % (value, key))
+        for model in ("engine", None):
+            assert value not in rewrite(body, model)
+            assert rewrite(body, model).count(key) == 1
 
 
 def test_large_body_is_not_copied() -> None:
@@ -261,7 +284,10 @@ def test_short_body_agrees_with_a_scanned_one(text: str) -> None:
         key: bytes(value) for key, value in scanned.fields.items()
     }
     for model in ("engine", None):
-        assert json.loads(rewrite(short, model)) == json.loads(rewrite(scanned, model))
+        whole = json.loads(rewrite(scanned, model))
+        if short.model is None and model is None:  # other spellings of it stay in a text that is not changed
+            whole = dict(without_models(list(whole.items())))
+        assert json.loads(rewrite(short, model)) == whole
 
 
 @given(OBJECTS, st.lists(st.integers(0, 200), min_size=1, max_size=3), st.binary(max_size=3))

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.proxy.errors import RequestError
 from gateway.proxy.request_body import read_short_body
@@ -32,6 +34,7 @@ REMOTE = {
     "blanks": chat(image({"url": " " + URL})),
     "relative": chat(image({"url": "//10.0.0.1/x"})),
     "file": chat(image({"url": "file:///etc/passwd"})),
+    "capitals": {"messages": [{"content": [{"IMAGE_URL": URL}]}]},
     "two": chat({"type": "image_url", "image_url": {"url": DATA}, "Image_URL": {"url": URL}}),
     "sound": chat({"type": "input_audio", "input_audio": {"data": URL, "format": "wav"}}),
     "sound's url": chat({"type": "audio_url", "audio_url": {"url": URL}}),
@@ -85,6 +88,33 @@ def test_remote_media_is_refused(name: str, escaped: bool) -> None:
 def test_media_in_the_request_passes(name: str) -> None:
     content = json.dumps(LOCAL[name]).encode()
     assert b"".join(read_scanned(content).render_for_engine(None)) == content
+
+
+@pytest.mark.parametrize("name", ["text", "arguments", "schema", "metadata", "citation", "texts", "part of text"])
+@pytest.mark.parametrize("mark", ["image_url", "\\u0073ource", "file"])
+def test_words_about_media_are_no_reason_to_scan(name: str, mark: str) -> None:
+    """Tools and texts of every agent have some."""
+    assert read_short_body(json.dumps(LOCAL[name]).replace("image_url", mark).encode())
+
+
+PLAIN_KEYS = ("role", "content", "output", "text", "type", "input", "arguments", "name", "data", "url", "Content", "x")
+KEYS = st.sampled_from([*PLAIN_KEYS, "image_url", "Image_URL", "source", "input_audio", "file", "image"])
+VALUES = st.recursive(
+    st.sampled_from([URL, DATA, "hi", None, 1]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["messages", "input", "system", "Prompt", "tools"]), VALUES), st.booleans())
+def test_body_with_remote_media_is_never_read_at_once(fields: dict[str, object], escaped: bool) -> None:
+    content = json.dumps(fields).encode()
+    if escaped:
+        content = content.replace(b"_", b"\\u005f").replace(b"source", b"\\u0073ource")
+    try:
+        read_scanned(content)
+    except RequestError:
+        assert read_short_body(content) is None
 
 
 def test_contents_within_contents_are_limited() -> None:
