@@ -9,6 +9,7 @@ This keeps the mistakes of honest clients, and cheap tricks, from everybody else
 client who studies an engine's parser: such a one meets the memory limit of the pod, or the host's watch of its memory.
 """
 
+import functools
 import re
 from typing import Any, Final, NamedTuple
 
@@ -88,12 +89,17 @@ class SchemaReader:
     def read_field(self, name: str, value: bytes) -> None:
         """Decode and check the JSON value of the request's field `name`, in lower case. Raises RequestError.
 
-        Tools that state no bound, pattern, grammar or reference are not looked into.
+        The work of tools is remembered: an agent sends the same ones with each request.
         """
         if len(value) > LONGEST_BYTES:
             raise errors.invalid_schema(name, f"it is longer than {LONGEST_BYTES >> 10} KiB")
-        if name in _TOOLS and not _MARKS.search(value):
-            return
+        if name in _TOOLS:
+            self._count_work(name, _measure_tools(name, value))
+        else:
+            self._decode_field(name, value)
+
+    def _decode_field(self, name: str, value: bytes) -> None:
+        """Decode and check a field. Raises RequestError."""
         try:
             self._read_value(name, msgspec.json.decode(value))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -219,9 +225,25 @@ class SchemaReader:
         if repetitions > self.demand.most_repetitions and field not in _TOOLS:
             self.demand = self.demand._replace(most_repetitions=repetitions)
         if repetitions <= _WITHOUT_COST:
-            self._work += repetitions * size
+            self._count_work(field, repetitions * size)
+
+    def _count_work(self, field: str, work: int) -> None:
+        """Add work of an engine. Raises RequestError if it is too much in all."""
+        self._work += work
         if self._work > MOST_WORK:
             raise errors.invalid_schema(field, "it states so many repetitions that a grammar of it takes much memory")
+
+
+@functools.lru_cache(maxsize=32)
+def _measure_tools(name: str, value: bytes) -> int:
+    """Return the work that the schemas of tools make. Raises RequestError.
+
+    Tools that state no bound, pattern, grammar or reference are not looked into.
+    """
+    reader = SchemaReader()
+    if _MARKS.search(value):
+        reader._decode_field(name, value)  # noqa: SLF001 - a reader of its own
+    return reader._work  # noqa: SLF001
 
 
 def check_engines(demand: SchemaDemand, service: ServiceConfig) -> None:

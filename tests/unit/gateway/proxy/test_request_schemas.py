@@ -100,6 +100,17 @@ def test_what_no_engine_can_follow_is_refused(fields: dict[str, Any], is_long: b
     )
 
 
+def test_tools_that_are_sent_again_are_judged_alike() -> None:
+    """What is remembered of tools still counts with the other schemas of each request."""
+    repeated = function(thing(a={"type": "string", "pattern": "^a{2000}" + "b{2000}" * 200}))
+    for _ in range(2):
+        read(tools=[repeated])
+        with pytest.raises(RequestError, match="takes much memory"):
+            read(tools=[repeated], functions=[repeated])
+        with pytest.raises(RequestError, match="minItems is above maxItems"):
+            read(tools=[function(WRONG)])
+
+
 def test_letters_that_are_escaped_hide_nothing() -> None:
     content = json.dumps(answer(WRONG)).replace("minItems", "min\\u0049tems").encode()
     with pytest.raises(RequestError):
