@@ -20,10 +20,11 @@ from gateway.http.headers import Headers
 from gateway.proxy.json_scanner import InvalidJsonError, JsonScanner
 
 SHARED_BYTES: Final = 2 << 10
-"""What is hashed of tools and of a system prompt, which many conversations share."""
+"""The part of tools and of a system prompt that is hashed: many conversations share them."""
 USER_BYTES: Final = 16 << 10
+"""The part of the user's words that is hashed."""
 PROMPT_BYTES: Final = 1 << 10
-"""What is hashed of a prompt without turns: little, because the next request may add to its end."""
+"""The part of a prompt without turns that is hashed: little, because the next request may add to its end."""
 _WHOLE_BYTES: Final = 128 << 10
 """Turns up to this size are decoded at once; of more, only the first `_SCANNED_BYTES` are looked into."""
 _SCANNED_BYTES: Final = 64 << 10

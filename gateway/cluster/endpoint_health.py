@@ -11,7 +11,7 @@ LONGEST_EJECTION_SECONDS: Final = 30.0
 
 
 class EndpointHealth:
-    """Whether an endpoint is ejected. Times are of the monotonic clock, in seconds."""
+    """The ejection of one endpoint. Times are of the monotonic clock, in seconds."""
 
     __slots__ = ("_ejected_at", "_ejection_seconds", "ejected_until")
 

@@ -173,7 +173,7 @@ def test_least_busy_of_many_gets_a_request_for_which_all_of_its_conversation_are
 
 @pytest.mark.parametrize(("slots", "most"), [(1, 5), (4, 13), (256, 21)])
 def test_conversation_waits_behind_a_few_requests_rather_than_move(slots: int, most: int) -> None:
-    """Of equal requests of one conversation to two idle endpoints, so many go to its own before another gets one."""
+    """The number of equal requests of one conversation that go to its endpoint while a second one is idle."""
     group, count = make_group(2, slots=slots), 0
     while choose(group, 7) is order_endpoints(group, 7)[0]:
         choose(group, 7).begin_request(1000, NOW)
@@ -233,7 +233,7 @@ def test_all_ejected_endpoints_are_tried(affinity: int | None) -> None:
 
 
 def test_ejected_endpoint_is_passed_over_even_if_the_working_ones_were_tried() -> None:
-    """Of three, one is ejected and one was tried: the third gets the request, and only then the ejected one."""
+    """One of three is ejected and one was tried: the third gets the request, and only then the ejected one."""
     group = make_group(3)
     group.endpoints[0].health.note_unreachable(NOW)
     assert choose(group, None, excluded={"pod-1"}).uid == "pod-2"
