@@ -101,7 +101,7 @@ def test_what_no_engine_can_follow_is_refused(fields: dict[str, Any], is_long: b
 
 
 def test_tools_that_are_sent_again_are_judged_alike() -> None:
-    """What is remembered of tools still counts with the other schemas of each request."""
+    """The remembered work of tools still counts with the other schemas of each request."""
     repeated = function(thing(a={"type": "string", "pattern": "^a{2000}" + "b{2000}" * 200}))
     for _ in range(2):
         read(tools=[repeated])
