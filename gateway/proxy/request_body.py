@@ -22,7 +22,7 @@ from gateway.proxy.request_media import MediaReader, may_have_media
 from gateway.proxy.request_schemas import NO_SCHEMAS, SCHEMA_FIELDS, SchemaDemand, SchemaReader
 
 SHORT_BODY_BYTES: Final = 256 << 10
-"""A body up to this size is decoded at once, which takes half a millisecond, or two if it is made to be costly.
+"""A body up to this size is decoded at once, which takes half a millisecond, or three if it is made to be costly.
 
 A scan of the same body takes ten times as long. Agents send 40 to 80 KiB at first, and all of it again with each turn.
 """
