@@ -9,6 +9,7 @@ requests go on, and it is not copied: `json_scanner` says why.
 """
 
 import asyncio
+import codecs
 import sys
 from collections.abc import Generator
 from typing import Final, TypeAlias, TypeVar
@@ -31,6 +32,7 @@ BUDGET_BYTES: Final = 256 << 20
 FIELDS_LIMIT: Final = 1000
 """The most fields of a request; all APIs together have about a hundred."""
 _LONGEST_MODEL_BYTES: Final = 4096
+_DECODED_BYTES: Final = 16 << 10
 
 _MODEL: Final = "model"
 _STREAM: Final = "stream"
@@ -168,7 +170,7 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
     # 1. Decode the object, whose values stay JSON texts, and take the model out of it.
     try:
         if not content.isascii():
-            content.decode()  # raises if the text is not UTF-8
+            _check_utf_8(content)
         fields = _fields.decode(content)
         field_count = len(fields)
         model = _model_name.decode(fields.pop(_MODEL)) if _MODEL in fields else None
@@ -278,6 +280,19 @@ def _read_model(scanner: JsonScanner, start: int) -> str | None:
     except (msgspec.DecodeError, RecursionError) as error:
         raise _not_an_object(f"{error} - at `$.model`") from error
     return name
+
+
+def _check_utf_8(content: bytes | bytearray) -> None:
+    """Raise UnicodeDecodeError if the text is not UTF-8.
+
+    It is decoded in pieces: memory for all of it would be had from the system, and given back, at each request.
+    """
+    view = memoryview(content)
+    start = 0
+    while start < len(view):
+        end = start + _DECODED_BYTES
+        _, taken = codecs.utf_8_decode(view[start:end], "strict", end >= len(view))
+        start += taken  # a character that the end of the piece cuts is read with the next one
 
 
 def _not_an_object(reason: str) -> RequestError:

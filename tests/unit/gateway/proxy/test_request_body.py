@@ -92,6 +92,18 @@ def test_body_that_is_no_json_object_is_refused(read: Callable[[bytes], RequestB
     assert refused.value.status == 400
 
 
+@pytest.mark.parametrize("text", ["模型", "é", "\U0001f600x"])
+@pytest.mark.parametrize("bad", [b"", b"\xff", b"\xe6\xa8", b"\xed\xa0\x80"])
+@pytest.mark.parametrize("shift", range(4))
+@pytest.mark.parametrize("is_last", [False, True])
+def test_long_text_of_any_script_is_checked(text: str, bad: bytes, shift: int, is_last: bool) -> None:
+    """Characters and mistakes lie at the ends of the pieces that are decoded."""
+    long = "a" * shift + text * 12_000
+    content = b'{"a":"%b%b%b"}' % (long.encode(), bad, b"" if is_last else long.encode())
+    with pytest.raises(RequestError, match="not the JSON object") if bad else contextlib.nullcontext():
+        assert read_short_body(content)
+
+
 @WAYS
 def test_number_of_fields_is_limited(read: Callable[[bytes], RequestBody]) -> None:
     fields = [f'"{number}":0' for number in range(FIELDS_LIMIT + 1)]
