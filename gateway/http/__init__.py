@@ -7,6 +7,8 @@ with its response. What comes is passed on by plain calls; `awaited_exchange` is
 
 The side of the upstreams: `upstream_pool` keeps connections, `upstream_connection` carries one request and response.
 
+`peer_probes` finds upstreams that are gone without a word.
+
 Both sides: `headers`, `limits`. Whoever is slow stops the sender on the other side: no body or response piles up in
 memory beyond 256 KiB. Trailers are dropped, upgrades are not made, CONNECT is refused, interim responses are taken
 from upstreams and not forwarded.

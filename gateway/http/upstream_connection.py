@@ -7,6 +7,7 @@ socket, so that the upstream stops instead of filling memory.
 import asyncio
 import functools
 import select
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
@@ -16,6 +17,7 @@ import httptools
 from gateway.event_log import log
 from gateway.http.headers import Field, Headers
 from gateway.http.limits import HEAD_BYTES, HEADER_COUNT, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES
+from gateway.http.peer_probes import ANSWER_SECONDS, GONE, STREAM_SECONDS, limit_silence, probe_peer
 
 if TYPE_CHECKING:
     from gateway.http.upstream_pool import UpstreamPool
@@ -35,8 +37,10 @@ BodyPieces: TypeAlias = Sequence[bytes | bytearray | memoryview]
 class UpstreamBrokeOffError(Exception):
     """The upstream closed its connection, or sent no HTTP, before its response was whole."""
 
-    def __init__(self, reason: str, *, was_stale: bool = False) -> None:
+    def __init__(self, reason: str, *, was_stale: bool = False, is_gone: bool = False) -> None:
         super().__init__(reason)
+        self.is_gone = is_gone
+        """Its machine does not answer, so no new connection would be made either."""
         self.was_stale = was_stale
         """It had closed a kept connection as idle, before the request came: the request may be sent again."""
 
@@ -68,6 +72,8 @@ class UpstreamConnection(asyncio.Protocol):
         """It was kept after a response, so the upstream may be closing it as idle while a request is sent."""
         self._pool = pool
         self._transport: asyncio.Transport | None = None
+        self._probed: socket.socket | None = None
+        """The socket, if the kernel probes the peer; None: that is on this machine."""
         self._readable_poll = select.poll()
         """Tells whether data or the end of the connection waits in the socket, which `connection_made` registers."""
         self._parser: httptools.HttpResponseParser | None = None
@@ -117,6 +123,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is None:
             self._fail("it closed the connection")
             return
+        if self._probed:
+            limit_silence(self._probed, ANSWER_SECONDS)
         self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES if at_once else SEND_TOGETHER_BYTES)
         if len(body) == 1 and len(body[0]) <= _JOINED_BYTES:
             self._transport.write(b"".join([head, *body]))  # copying a short body is faster than sending two buffers
@@ -155,7 +163,9 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
-        self._readable_poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        connected = transport.get_extra_info("socket")
+        self._readable_poll.register(connected.fileno(), select.POLLIN)
+        self._probed = connected if probe_peer(connected) else None
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -164,7 +174,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self._ends_with_close and exc is None:
             self._end_response()
         # Without effect after `_end_response`: then no receiver expects a response.
-        self._fail(str(exc) if isinstance(exc, OSError) else "it closed the connection")
+        if isinstance(exc, OSError):
+            self._fail(str(exc), is_gone=exc.errno in GONE)
+        else:
+            self._fail("it closed the connection")
         self._parser = None
         self._pool.forget(self)
         if self._on_closed:
@@ -186,6 +199,8 @@ class UpstreamConnection(asyncio.Protocol):
         if receiver is None or self._parser is None:
             self._close()  # no response is expected
             return
+        if self._probed and not self._has_received:
+            limit_silence(self._probed, STREAM_SECONDS)
         self._has_received = True
         if self._in_head:
             self._head_bytes += len(data)
@@ -302,7 +317,7 @@ class UpstreamConnection(asyncio.Protocol):
         log.exception("response_not_relayed")
         self._fail("its response could not be relayed")
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, is_gone: bool = False) -> None:
         """Tell the receiver, if a response is expected, that its rest will not come, and expect none any more.
 
         A kept connection that ends very soon, without a byte of the answer, was stale: the upstream had closed it as
@@ -312,7 +327,7 @@ class UpstreamConnection(asyncio.Protocol):
         if receiver:
             failed_soon = time.monotonic() - self._sent_at <= _STALE_SECONDS
             was_stale = self._has_carried_response and not self._has_received and failed_soon
-            receiver.fail_response(UpstreamBrokeOffError(reason, was_stale=was_stale))
+            receiver.fail_response(UpstreamBrokeOffError(reason, was_stale=was_stale, is_gone=is_gone))
 
     def _close(self) -> None:
         if self._transport and not self._on_closed:

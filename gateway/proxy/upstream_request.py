@@ -282,8 +282,10 @@ class UpstreamRequest:
             # Generated text is the only effect of a request, so it may be sent again over another connection.
             self._was_repeated = True
             self._connect()
-        else:
-            self._break_off(str(error))
+            return
+        if error.is_gone:
+            self._service.note_unreachable(self.backend)
+        self._break_off(str(error))
 
     def _end_response(self) -> None:
         """Send the end of the response, or the error that it turned out to be, and record the outcome.

@@ -66,7 +66,7 @@ async def gateway(
     plane: ControlPlane, cluster: Cluster, shared_controller: SharedController, tmp_path: Path, watched: list[Process]
 ) -> AsyncIterator[Gateway]:
     await shared_controller.lend("--gateway")
-    kubeconfig = plane.kubeconfig()
+    kubeconfig = await plane.service_account_kubeconfig("pomona-system", "pomona-gateway")
     argv = [
         *(sys.executable, "-m", "cli.main", "gateway", f"--kubeconfig={kubeconfig}"),
         *("--address=127.0.0.1:8095", "--metrics-address=127.0.0.1:8096", "--drain-seconds=5"),
