@@ -1,4 +1,4 @@
-"""TLS of the listeners (no plain HTTP, renewed without a break, refused when its files do not fit) and of backends."""
+"""The certificate of the listeners: TLS only, renewed without a break, and refused when its files do not fit."""
 
 import asyncio
 import json
@@ -14,12 +14,7 @@ from aiohttp import web
 from msgspec import structs
 
 from gateway.http.limits import ConnectionTimes
-from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import ProxyConfig, Tls
-from gateway.proxy.request_body import read_short_body
-from gateway.proxy.tls import load_certificate
-from gateway.proxy.token_lanes import UNKNOWN
-from gateway.proxy.upstream_request import count_prompt
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
     CHAT,
@@ -130,52 +125,3 @@ async def test_unreadable_certificate_is_reported_and_binds_no_port(proxy: Proxy
     install_certificate(tmp_path, "second")
     (state,) = (await proxy.client.configure(structs.replace(config, tls=tls))).services
     assert state.error == ""
-
-
-async def test_backend_with_tls_is_asked_by_its_address(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    connections: set[object] = set()
-
-    async def note(request: web.BaseRequest) -> web.StreamResponse:
-        connections.add(request.transport)
-        return web.json_response({"host": request.headers["Host"]})
-
-    certificate = load_certificate(install_certificate(tmp_path, "first"))
-    async with (
-        fake_engine(note, tls=certificate) as backend,
-        proxy_in_process(backend, trust=trust("first")) as (_, url),
-    ):
-        for _ in range(3):
-            async with post_chat(http, url) as response:
-                assert await response.json() == {"host": backend.url.removeprefix("https://")}
-    assert len(connections) == 1
-
-
-async def test_backend_whose_certificate_is_not_trusted_gets_no_request(
-    tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
-    never = GatedEngine()
-    certificate = load_certificate(install_certificate(tmp_path, "second"))
-    async with (
-        fake_engine(never, tls=certificate) as untrusted,
-        fake_engine(echo, "b") as other,
-        proxy_in_process(untrusted, trust=trust("first")) as (listeners, url),
-    ):
-        async with post_chat(http, url) as response:
-            assert response.status == 503
-        await listeners.configure(ProxyConfig((make_service(untrusted, other),)))
-        (state,) = listeners.service_states()
-        async with post_chat(http, f"http://127.0.0.1:{state.port}") as response:
-            assert response.status == 200
-    assert not never.arrived.is_set()
-
-
-async def test_tokens_are_counted_by_a_backend_with_tls(tmp_path: Path) -> None:
-    async def count(_: web.BaseRequest) -> web.StreamResponse:
-        return web.json_response({"input_tokens": 7})
-
-    body = read_short_body(json.dumps(CHAT).encode())
-    assert body
-    async with fake_engine(count, tls=load_certificate(install_certificate(tmp_path, "first"))) as backend:
-        engine = structs.replace(backend, engine="llama.cpp")
-        assert await count_prompt(UpstreamPool(trust("first")), engine, "chat", body) == 7
-        assert await count_prompt(UpstreamPool(trust("second")), engine, "chat", body) == UNKNOWN
