@@ -194,6 +194,28 @@ def queue_full(service: str, retry_seconds: int) -> RequestError:
     return RequestError(HTTPStatus.TOO_MANY_REQUESTS, "queue_full", message, {"Retry-After": str(retry_seconds)})
 
 
+def rate_limit_exceeded(limit: str, retry_seconds: int, headers: Mapping[str, str]) -> RequestError:
+    """429: a limit that is used up, with its object, its field and its value; it admits more in `retry_seconds`."""
+    message = f"{limit} is used up: try again in {retry_seconds} s"
+    headers = {**headers, "Retry-After": str(retry_seconds)}
+    return RequestError(HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_exceeded", message, headers)
+
+
+def request_over_limit(limit: str, tokens: int) -> RequestError:
+    """400: a request that no waiting would help, because it may use more tokens than its limit has in a minute."""
+    message = f"{limit} is less than the {tokens} tokens that this request may use"
+    message += ": lower its max tokens, send a shorter prompt, or raise the limit"
+    return RequestError(HTTPStatus.BAD_REQUEST, "request_over_limit", message, {"x-should-retry": "false"})
+
+
+def limits_unavailable(limit: str, retry_seconds: int) -> RequestError:
+    """503: a limit of tokens that cannot be counted, because the store that all replicas count in does not answer."""
+    message = f"{limit} cannot be counted, because the store of limits (--redis) does not answer"
+    message += f": try again in {retry_seconds} s"
+    headers = {"Retry-After": str(retry_seconds)}
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "limits_unavailable", message, headers)
+
+
 def too_busy() -> RequestError:
     """503: the bodies of other requests take all the memory for bodies."""
     message = "waiting requests take all the memory for request bodies: try again later, or send a smaller request"
