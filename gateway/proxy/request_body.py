@@ -73,6 +73,9 @@ class RequestBody:
         self.schema_demand = schema_demand
         self.fields = other_fields if isinstance(other_fields, dict) else {}
         """The JSON values of the fields beside the model, which share the memory of the content."""
+        self.media_count = 0
+        self.media_bytes = 0
+        """The images, sounds and files in the body, and the size of their texts. One that is not scanned has none."""
 
         # For the body that an engine gets: the fields beside the model, decoded or as pieces of the text of a scanned
         # body. Fields that make an engine load other weights are not among them; `_loads_weights`: the client sent one.
@@ -216,6 +219,7 @@ def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
     demand = fields.schemas.demand
     body = RequestBody(content, fields.model, other_fields, loads_weights=fields.loads_weights, schema_demand=demand)
     body.fields = fields.values
+    body.media_count, body.media_bytes = fields.media.count, fields.media.size_bytes
     return body
 
 
@@ -230,9 +234,9 @@ class _FieldReader:
         self.other_ranges: list[tuple[int, int]] = []
         """Start and end of what an engine may get: all but the model and fields that load weights. A range may have
         several fields, with the commas between them."""
+        self.media = MediaReader(scanner)
         self._scanner = scanner
         self._view = memoryview(scanner.text)  # its slices share the content's memory
-        self._media = MediaReader(scanner)
         self._field_count = 0
         self._last_was_kept = False
         """The last range ends with the field before, so that the next field can extend it."""
@@ -261,7 +265,7 @@ class _FieldReader:
             return
 
         # 2. Any other field: check its media and schemas, and keep its range.
-        yield from self._media.read_field(lowered)
+        yield from self.media.read_field(lowered)
         self.values[key] = msgspec.Raw(self._view[value_start : scanner.position])
         if lowered in SCHEMA_FIELDS:
             self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.position]))

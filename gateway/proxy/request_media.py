@@ -33,6 +33,7 @@ _UNCOUNTED_BYTES: Final = 3 * _PLAIN_OBJECTS
 
 _START_BYTES: Final = 256
 _ESCAPE = re.compile(rb"\\(?:u00(?P<code>[0-7][0-9a-fA-F])|(?P<letter>.))", re.DOTALL)
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{64,}=*\\?")  # the last escape may be cut
 _OTHER_URL = re.compile(rb"[\x00-\x20]*(?!data:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -98,6 +99,10 @@ class MediaReader:
     """Reads the fields of a request, and raises RequestError where media would have to be fetched."""
 
     def __init__(self, scanner: JsonScanner) -> None:
+        self.count = 0
+        """The media in the request so far: those at `data:` URLs, and texts in base64."""
+        self.size_bytes = 0
+        """The size of these texts."""
         self._scanner = scanner
         self._levels = 0
 
@@ -177,6 +182,9 @@ class MediaReader:
             is_remote = medium != _SOURCE and _OTHER_URL.match(begin) is not None
         if is_remote:
             raise errors.remote_media(medium)
+        if begin[:5].lower() == b"data:" or _BASE64.fullmatch(begin):
+            self.count += 1
+            self.size_bytes += scanner.position - 1 - start
 
 
 def _unescape(match: re.Match[bytes]) -> bytes:
