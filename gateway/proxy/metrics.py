@@ -106,17 +106,17 @@ def render_metrics(services: Mapping[str, "Service"], prefix: str = PROXY_PREFIX
     failures = [
         (labels | {"reason": reason}, count) for labels, metrics in counts for reason, count in metrics.errors.items()
     ]
-    lines = _family_lines(f"{prefix}_requests_total", _REQUESTS, "counter", requests)
-    lines += _family_lines(f"{prefix}_errors_total", _ERRORS, "counter", failures)
+    lines = family_lines(f"{prefix}_requests_total", _REQUESTS, "counter", requests)
+    lines += family_lines(f"{prefix}_errors_total", _ERRORS, "counter", failures)
 
     # 2. Both tables have the name and the description of a metric, by attribute of `ServiceMetrics`. A histogram has a
     #    line for each bucket, of which the last one counts all, and two for number and sum.
     for attribute, (name, description) in _COUNTERS.items():
         samples = [(labels, getattr(metrics, attribute)) for labels, metrics in counts]
-        lines += _family_lines(f"{prefix}_{name}", description, "counter", samples)
+        lines += family_lines(f"{prefix}_{name}", description, "counter", samples)
     for attribute, (short_name, description) in _HISTOGRAMS.items():
         name = f"{prefix}_{short_name}"
-        lines += _family_lines(name, description, "histogram", ())
+        lines += family_lines(name, description, "histogram", ())
         for labels, metrics in counts:
             histogram: DurationHistogram = getattr(metrics, attribute)
             buckets = histogram.buckets()
@@ -128,8 +128,8 @@ def render_metrics(services: Mapping[str, "Service"], prefix: str = PROXY_PREFIX
     # 3. The gauges.
     in_flight = [(labels, service.queue.in_flight) for labels, service in labeled]
     queued = [(labels, service.queue.queued) for labels, service in labeled]
-    lines += _family_lines(f"{prefix}_in_flight", "Requests that an engine is working on.", "gauge", in_flight)
-    lines += _family_lines(f"{prefix}_queued", "Requests that wait for a free slot.", "gauge", queued)
+    lines += family_lines(f"{prefix}_in_flight", "Requests that an engine is working on.", "gauge", in_flight)
+    lines += family_lines(f"{prefix}_queued", "Requests that wait for a free slot.", "gauge", queued)
     return "".join(lines).encode()
 
 
@@ -137,11 +137,11 @@ def render_engine_up(service: str, *, is_up: bool) -> bytes:
     """Return the gauge by which the proxy of a pod says whether the series of the engine of `service` are there."""
     description = "1 if the engine's own series are here, all of them."
     return "".join(
-        _family_lines(f"{PROXY_PREFIX}_engine_metrics_up", description, "gauge", [(_labels(service), is_up)])
+        family_lines(f"{PROXY_PREFIX}_engine_metrics_up", description, "gauge", [(_labels(service), is_up)])
     ).encode()
 
 
-def _family_lines(name: str, description: str, kind: str, samples: Iterable[tuple[dict[str, str], float]]) -> list[str]:
+def family_lines(name: str, description: str, kind: str, samples: Iterable[tuple[dict[str, str], float]]) -> list[str]:
     """Return the lines of a family, each sample of which has labels and a value."""
     series = [_series_line(name, value, labels) for labels, value in samples]
     return [f"# HELP {name} {description}\n", f"# TYPE {name} {kind}\n", *series]

@@ -1,0 +1,77 @@
+"""The requests and tokens of each key at each service, since this replica started.
+
+Counts are kept for a bounded number of keys and services; what is beyond is counted together.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway.proxy.metrics import family_lines
+
+MOST_LABEL_SETS: Final = 1000
+_PREFIX: Final = "pomona_gateway_key"
+_COUNTERS: Final = {
+    "requests": "Requests of a key to a service that its limits admitted.",
+    "prompt_tokens": "Tokens of prompts, as engines report them.",
+    "generated_tokens": "Generated tokens, as engines report them.",
+}
+"""By field of `KeyUsage`: description."""
+
+
+class UsageLabels(NamedTuple):
+    """The namespace and the name of a key, and the service that it used."""
+
+    namespace: str
+    key: str
+    service: str
+
+
+_OTHERS: Final = UsageLabels("other", "other", "other")
+
+
+class KeyUsage(msgspec.Struct):
+    """The use that one key made of one service."""
+
+    namespace: str
+    key: str
+    service: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class UsageTable:
+    """The usage of all keys."""
+
+    def __init__(self) -> None:
+        self._usages: dict[UsageLabels, KeyUsage] = {}
+
+    def count(self, labels: UsageLabels, prompt_tokens: int, generated_tokens: int) -> None:
+        """Count a request that has ended, with the tokens that its engine reported."""
+        usage = self._usages.get(labels)
+        if usage is None:
+            if len(self._usages) >= MOST_LABEL_SETS:
+                labels = _OTHERS
+            usage = self._usages.setdefault(labels, KeyUsage(*labels))
+        usage.requests += 1
+        usage.prompt_tokens += prompt_tokens
+        usage.generated_tokens += generated_tokens
+
+    def forget(self, is_gone: Callable[[UsageLabels], bool]) -> None:
+        """Forget keys and services that are gone, so that others have their places."""
+        for labels in [labels for labels in self._usages if labels != _OTHERS and is_gone(labels)]:
+            del self._usages[labels]
+
+    def list_usages(self) -> list[KeyUsage]:
+        """Return all usages, which can be encoded as JSON."""
+        return list(self._usages.values())
+
+    def render_metrics(self) -> bytes:
+        """Return the series in Prometheus' text form."""
+        lines: list[str] = []
+        for field, description in _COUNTERS.items():
+            samples = [(labels._asdict(), getattr(usage, field)) for labels, usage in self._usages.items()]
+            lines += family_lines(f"{_PREFIX}_{field}_total", description, "counter", samples)
+        return "".join(lines).encode()
