@@ -4,9 +4,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from crds import acceleratorpool, gatewaykey, inferenceservice, metalhost, model
+from crds import acceleratorpool, gatewaykey, gatewayquota, inferenceservice, metalhost, model
 from crds.acceleratorpool import AcceleratorPool
 from crds.gatewaykey import GatewayKey
+from crds.gatewayquota import GatewayQuota
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, VERSION
 from crds.metalhost import MetalHost
@@ -71,7 +72,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
             "served": True,
             "storage": True,
             "schema": {"openAPIV3Schema": self._render_schema()},
-            "subresources": {"status": {}} | ({"scale": dict(SCALE)} if self.scalable else {}),
+            "subresources": ({"status": {}} if self._has_field("status") else {})
+            | ({"scale": dict(SCALE)} if self.scalable else {}),
             "additionalPrinterColumns": [column.render() for column in (*self.columns, AGE)],
         }
 
@@ -97,11 +99,14 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
             },
         }
 
+    def _has_field(self, name: str) -> bool:
+        return name in self.struct.__struct_fields__
+
     def _render_schema(self) -> Schema:
-        """Return the schema of a whole object of this kind: its spec, if it has one, its status, and its CEL rules."""
+        """Return the schema of a whole object of this kind: its spec and its status, if it has them, and its rules."""
         # The API server fills in the defaults of a spec; a status has none.
-        has_spec = "spec" in self.struct.__struct_fields__
-        spec = {"spec": field_schema(self.struct, "spec", defaults=True)} if has_spec else {}
+        spec = {"spec": field_schema(self.struct, "spec", defaults=True)} if self._has_field("spec") else {}
+        status = {"status": field_schema(self.struct, "status", defaults=False)} if self._has_field("status") else {}
 
         schema: Schema = {
             "description": (self.struct.__doc__ or "").strip(),
@@ -111,7 +116,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
                 "kind": {"type": "string"},
                 "metadata": {"type": "object"},
                 **spec,
-                "status": field_schema(self.struct, "status", defaults=False),
+                **status,
             },
         }
 
@@ -187,6 +192,18 @@ DEFINITIONS = (
             Column("Message", condition("Ready", "message"), wide=True),
         ),
         rules=(gatewaykey.NAME_RULE,),
+    ),
+    Definition(
+        struct=GatewayQuota,
+        plural="gatewayquotas",
+        short="gq",
+        columns=(
+            Column("Requests/min", ".spec.requestsPerMinute", "integer"),
+            Column("Tokens/min", ".spec.tokensPerMinute", "integer"),
+            Column("Concurrent", ".spec.concurrentRequests", "integer"),
+        ),
+        cluster_scoped=True,
+        rules=(gatewayquota.NAME_RULE,),
     ),
     Definition(
         struct=MetalHost,

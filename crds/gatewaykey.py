@@ -28,7 +28,7 @@ _ServicePattern = Annotated[
     Meta(min_length=1, max_length=_LONGEST_PATTERN, extra_json_schema={"pattern": "^([-a-z0-9*]+/)?[-a-z0-9*]+$"}),
 ]
 """NAME or NAMESPACE/NAME, with stars."""
-_Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
 class GatewayKeySpec(ApiStruct, frozen=True):
@@ -50,11 +50,11 @@ class GatewayKeySpec(ApiStruct, frozen=True):
         "Time for which a key that was replaced stays valid, so that clients can change over. A smaller value also "
         "shortens the time of keys that were replaced already; 0 ends them at once.",
     ] = _DAY_SECONDS
-    requests_per_minute: Annotated[_Limit | None, "The most requests in a minute. Default: no limit."] = None
+    requests_per_minute: Annotated[Limit | None, "The most requests in a minute. Default: no limit."] = None
     tokens_per_minute: Annotated[
-        _Limit | None, "The most tokens of prompts and answers together in a minute. Default: no limit."
+        Limit | None, "The most tokens of prompts and answers together in a minute. Default: no limit."
     ] = None
-    concurrent_requests: Annotated[_Limit | None, "The most requests at once. Default: no limit."] = None
+    concurrent_requests: Annotated[Limit | None, "The most requests at once. Default: no limit."] = None
 
 
 class PreviousKey(ApiStruct, frozen=True):

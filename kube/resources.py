@@ -128,6 +128,7 @@ METAL_HOSTS: Final = Resource(GROUP, VERSION, "metalhosts", "MetalHost", namespa
 METAL_PROCESSES: Final = Resource(GROUP, VERSION, "metalprocesses", "MetalProcess")
 ACCELERATOR_POOLS: Final = Resource(GROUP, VERSION, "acceleratorpools", "AcceleratorPool", namespaced=False)
 NODE_FITNESSES: Final = Resource(GROUP, VERSION, "nodefitnesses", "NodeFitness", namespaced=False)
+GATEWAY_QUOTAS: Final = Resource(GROUP, VERSION, "gatewayquotas", "GatewayQuota", namespaced=False)
 GATEWAY_KEYS: Final = Resource(GROUP, VERSION, "gatewaykeys", "GatewayKey")
 TOKEN_REVIEWS: Final = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
 SUBJECT_ACCESS_REVIEWS: Final = Resource(

@@ -12,9 +12,18 @@ from collections.abc import Mapping
 import msgspec
 
 from crds.meta import PREVIOUS_TOKENS_KEY, PreviousToken, read_gateway_token_key
+from gateway.cluster.admission import Admissions
 from gateway.cluster.catalog import Catalog, ServiceTokens
 from gateway.cluster.keys import KeyTable
-from gateway.cluster.watched_objects import SELECTIONS, SHARD_SELECTIONS, WatchedShard, get_part
+from gateway.cluster.limiter import Limiter
+from gateway.cluster.watched_objects import (
+    REPLICA_SELECTION,
+    SELECTIONS,
+    SHARD_SELECTIONS,
+    WatchedShard,
+    WatchedSlice,
+    get_part,
+)
 from gateway.event_log import log
 from kube.client import Client, Obj
 from kube.resources import ObjectKey, Resource
@@ -33,7 +42,10 @@ class ClusterFeed:
         self._shards = [Store() for _ in SHARD_SELECTIONS]
         self._listed = [asyncio.Event() for _ in (*SELECTIONS, *SHARD_SELECTIONS)]
         self.catalog = Catalog(self._store)
-        self.keys = KeyTable(self._store, self.catalog, lambda: self.is_complete)
+        self.admissions = Admissions(Limiter())
+        self.keys = KeyTable(self._store, self.catalog, self.admissions, lambda: self.is_complete)
+        self._replicas = Store()
+        self._replicas.subscribe(self._count_replicas)
         for shard in self._shards:
             shard.subscribe(self._take_shard)
 
@@ -51,9 +63,22 @@ class ClusterFeed:
         """Follow the cluster, and end the requests of keys that expire, for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.keys.end_expired())
+            tasks.create_task(reflect(client, self._replicas, REPLICA_SELECTION))
             stores = [self._store] * len(SELECTIONS) + self._shards
             for store, selection, listed in zip(stores, (*SELECTIONS, *SHARD_SELECTIONS), self._listed, strict=True):
                 tasks.create_task(reflect(client, store, selection, listed))
+
+    def _count_replicas(self, *_: object) -> None:
+        """Share the limits with the replicas of the gateway that are ready now; this one is one of them."""
+        slices = [get_part(obj, WatchedSlice) for obj in self._replicas.list(REPLICA_SELECTION.resource)]
+        ready = {
+            address
+            for endpoint_slice in slices
+            for endpoint in endpoint_slice.endpoints or ()
+            if endpoint.is_ready
+            for address in endpoint.addresses
+        }
+        self.admissions.limiter.replicas = max(1, len(ready))
 
     def _take_shard(self, _resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Give the tokens of a shard that differ to their services."""

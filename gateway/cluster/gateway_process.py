@@ -108,7 +108,7 @@ def build_health(feed: ClusterFeed, stop: asyncio.Event) -> AnswerServer:
 
     def render() -> bytes:
         asked = {str(key): service for key, service in feed.catalog.services.items() if service.metrics.requests}
-        return render_metrics(asked, "pomona_gateway")
+        return render_metrics(asked, "pomona_gateway") + feed.admissions.usage.render_metrics()
 
     def answer_readyz() -> WholeAnswer:
         if stop.is_set():

@@ -7,12 +7,15 @@ asks follows from the key alone: no header and no field of a request changes it.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from crds.gatewaykey import GatewayKey, digest_key, may_use, read_expiry_seconds
+from crds.gatewayquota import GatewayQuota
+from gateway.cluster.admission import Admissions, KeyAdmission
 from gateway.cluster.catalog import Catalog
+from gateway.cluster.rate_limits import LimitScope, RateLimits
 from gateway.cluster.routed_service import RoutedService
 from gateway.cluster.watched_objects import get_part
 from gateway.http.headers import Headers
@@ -20,8 +23,11 @@ from gateway.proxy import errors
 from gateway.proxy.inference_head import read_credentials
 from gateway.proxy.service import Service
 from kube.client import Obj
-from kube.resources import GATEWAY_KEYS, ObjectKey, Resource, object_key
+from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, ObjectKey, Resource, object_key
 from kube.store import Store
+
+if TYPE_CHECKING:
+    from gateway.proxy.inference_request import InferenceRequest
 
 SWEEP_SECONDS: Final = 1.0
 """The pause between two looks for keys that have expired, whose running requests end."""
@@ -33,10 +39,14 @@ class ClientKey:
     Args:
         watched: the GatewayKey.
         catalog: all services.
+        admissions: admits its requests.
     """
 
-    def __init__(self, watched: GatewayKey, catalog: Catalog) -> None:
+    def __init__(self, watched: GatewayKey, catalog: Catalog, admissions: Admissions) -> None:
         self.watched = watched
+        self._admissions = admissions
+        self._scopes: tuple[LimitScope, ...] = ()
+        """Its limits, and those of its namespace."""
         self.credentials: dict[str, Credential] = {}
         """What admits its clients, by digest: the key, and those that it has replaced."""
         self._catalog = catalog
@@ -57,10 +67,21 @@ class ClientKey:
         """The name in errors and log."""
         return f"GatewayKey {self.namespace}/{self.watched.metadata.name}"
 
-    def update(self, watched: GatewayKey) -> None:
-        """Take the GatewayKey as it is now."""
+    def update(self, watched: GatewayKey, ceiling: LimitScope | None) -> None:
+        """Take the GatewayKey as it is now, and the ceiling of its namespace; None: there is none."""
         self.watched = watched
         self._revision = -1
+        spec = watched.spec
+        limits = RateLimits(spec.requests_per_minute, spec.tokens_per_minute, spec.concurrent_requests)
+        own: tuple[LimitScope, ...] = ()
+        if any(limits):
+            own = (self._admissions.limiter.find_scope(watched.metadata.uid, f"{self.name}: spec", limits),)
+        self._scopes = (*own, ceiling) if ceiling else own
+
+    def admit(self, request: "InferenceRequest", service: RoutedService) -> KeyAdmission | Awaitable[KeyAdmission]:
+        """Admit a request within the limits of the key and of its namespace. Raises RequestError."""
+        metadata = self.watched.metadata
+        return self._admissions.admit(request, service, (metadata.namespace, metadata.name), self._scopes)
 
     def list_services(self) -> Mapping[str, RoutedService]:
         """Return the services that it may use: those of its namespace by their names, others as NAMESPACE/SERVICE."""
@@ -111,6 +132,7 @@ class Credential:
     """
 
     keeps_open = True
+    counts_tokens = True
 
     def __init__(self, key: ClientKey, valid_until: float) -> None:
         self.key = key
@@ -140,6 +162,11 @@ class Credential:
             raise errors.key_revoked(self.name)
         return self.key.find_service(model)
 
+    def admit(self, request: "InferenceRequest", service: Service) -> KeyAdmission | Awaitable[KeyAdmission]:
+        """Admit a request within the limits of the key and of its namespace. Raises RequestError."""
+        assert isinstance(service, RoutedService)  # noqa: S101 - the key has found it
+        return self.key.admit(request, service)
+
 
 class KeyTable:
     """All keys: the router of the gateway's listener.
@@ -147,15 +174,19 @@ class KeyTable:
     Args:
         store: the store of the watched keys.
         catalog: all services.
+        admissions: admits the requests of all keys.
         is_complete: returns whether services and keys were listed once.
     """
 
     name = "the gateway"
 
-    def __init__(self, store: Store, catalog: Catalog, is_complete: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, catalog: Catalog, admissions: Admissions, is_complete: Callable[[], bool]) -> None:
         self.keys: dict[ObjectKey, ClientKey] = {}
         """By namespace and name of the GatewayKey."""
         self._catalog = catalog
+        self._admissions = admissions
+        self._ceilings: dict[str, LimitScope] = {}
+        """The limits of all keys of a namespace together, by the namespace."""
         self._is_complete = is_complete
         self._by_digest: dict[str, tuple[Credential, ...]] = {}
         """Credentials by the SHA-256 of their secret, in hexadecimal digits. Of several, that of the oldest key counts:
@@ -185,9 +216,11 @@ class KeyTable:
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Add, update or remove a key, and end the running requests of credentials that are not valid any more."""
+        name = object_key(new or old or {})
+        if resource == GATEWAY_QUOTAS:
+            self._set_ceiling(name.name, get_part(new, GatewayQuota) if new is not None else None)
         if resource != GATEWAY_KEYS:
             return
-        name = object_key(new or old or {})
         watched = get_part(new, GatewayKey) if new is not None else None
         key = self.keys.get(name)
         if key is not None and (watched is None or watched.metadata.uid != key.watched.metadata.uid):
@@ -199,8 +232,8 @@ class KeyTable:
             return
 
         if key is None:
-            key = self.keys[name] = ClientKey(watched, self._catalog)
-        key.update(watched)
+            key = self.keys[name] = ClientKey(watched, self._catalog, self._admissions)
+        key.update(watched, self._ceilings.get(name.namespace))
         valid = list_valid_digests(watched, time.time())
         for digest in key.credentials.keys() - valid.keys():
             self._remove(key, digest)
@@ -209,6 +242,19 @@ class KeyTable:
                 key.credentials[digest].valid_until = valid_until
             else:
                 self._add(key, digest, valid_until)
+
+    def _set_ceiling(self, namespace: str, quota: GatewayQuota | None) -> None:
+        """Take the limits of all keys of a namespace together; None: there are none any more."""
+        if quota is None:
+            self._ceilings.pop(namespace, None)
+        else:
+            spec = quota.spec
+            limits = RateLimits(spec.requests_per_minute, spec.tokens_per_minute, spec.concurrent_requests)
+            path = f"GatewayQuota {namespace}: spec"
+            self._ceilings[namespace] = self._admissions.limiter.find_scope(quota.metadata.uid, path, limits)
+        for key in self.keys.values():
+            if key.namespace == namespace:
+                key.update(key.watched, self._ceilings.get(namespace))
 
     def _add(self, key: ClientKey, digest: str, valid_until: float) -> None:
         credential = key.credentials[digest] = Credential(key, valid_until)

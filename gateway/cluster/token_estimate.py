@@ -31,7 +31,7 @@ def estimate_tokens(route: str, body: RequestBody, context_length: int | None) -
     """
     if route in paths.TOKEN_COUNT_ROUTES:
         return 0
-    tokens = -(-(len(body.content) - body.media_bytes) // _BYTES_OF_TOKEN) + body.media_count * _TOKENS_OF_MEDIUM
+    tokens = estimate_prompt_tokens(body)
     demand = read_demand(route, body.fields)
     if not demand:  # it has no answer
         return tokens
@@ -39,6 +39,11 @@ def estimate_tokens(route: str, body: RequestBody, context_length: int | None) -
     if context_length is not None:
         answer = min(answer, context_length)
     return tokens + answer * (1 if demand == UNKNOWN else _count_answers(body.fields))
+
+
+def estimate_prompt_tokens(body: RequestBody) -> int:
+    """Return the most tokens that the prompt in a body has."""
+    return -(-(len(body.content) - body.media_bytes) // _BYTES_OF_TOKEN) + body.media_count * _TOKENS_OF_MEDIUM
 
 
 def _count_answers(fields: Mapping[str, msgspec.Raw]) -> int:

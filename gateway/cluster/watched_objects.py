@@ -10,9 +10,10 @@ from typing import Final, TypeVar
 import msgspec
 
 from crds.gatewaykey import GatewayKey
-from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, OURS
+from crds.gatewayquota import GatewayQuota
+from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, LABEL_SERVICE_NAME, OURS
 from kube.client import Obj, Read
-from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, SECRETS
+from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, SECRETS
 from kube.watch import Selection
 
 T = TypeVar("T")
@@ -132,8 +133,16 @@ SELECTIONS: Final[Sequence[Selection]] = (
     Selection(INFERENCE_SERVICES, read=_decode_to(WatchedService)),
     Selection(ENDPOINT_SLICES, label_selector=OURS, read=_decode_to(WatchedSlice)),
     Selection(GATEWAY_KEYS, read=_decode_to(GatewayKey)),
+    Selection(GATEWAY_QUOTAS, read=_decode_to(GatewayQuota)),
 )
 """All that is watched cluster-wide."""
+REPLICA_SELECTION: Final = Selection(
+    ENDPOINT_SLICES,
+    CONTROLLER_NAMESPACE,
+    label_selector=f"{LABEL_SERVICE_NAME}=pomona-gateway",
+    read=_decode_to(WatchedSlice),
+)
+"""The slices of the gateway's own Service, which tell how many replicas of it live."""
 SHARD_SELECTIONS: Final[Sequence[Selection]] = tuple(
     Selection(
         SECRETS,

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import os
 import time
+from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -44,7 +45,7 @@ from gateway.proxy.request_body import (
 from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.responses_stream import open_stream
-from gateway.proxy.router import ListenerRouter, Router
+from gateway.proxy.router import Admission, ListenerRouter, Router
 from gateway.proxy.served_routes import check_route
 from gateway.proxy.service import Service
 from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
@@ -53,6 +54,9 @@ from gateway.proxy.upstream_request import UpstreamRequest, count_prompt
 BODY_LIMIT_BYTES: Final = 64 << 20
 CLIENT_GONE: Final = 499
 """Status in log and metrics of a request whose client hung up; no response has it."""
+
+_WITH_USAGE_OPTION: Final = frozenset({"chat", "completions"})
+"""Names of the paths whose streams count tokens only if a request asks for it."""
 
 _process_id: Final = os.urandom(4).hex()
 _numbers = itertools.count()
@@ -78,13 +82,14 @@ class InferenceRequest:
         if (exchange.content_length or 0) > BODY_LIMIT_BYTES:
             raise errors.request_too_large(BODY_LIMIT_BYTES)
 
-        # The request. `id_line` is the field by which the engine and the client get its id.
+        # The request. `id_line` is the field by which the engine and the client get its id;
+        # `client_fields` has that, and those about the client's limits.
         self.arrived = time.monotonic()
         self.head = head
         self.route = head.route
         """The name of the path."""
         self.request_id = head.request_id or f"{_process_id}-{next(_numbers)}"
-        self.id_line = f"{REQUEST_ID}: {self.request_id}\r\n".encode()
+        self.id_line = self.client_fields = f"{REQUEST_ID}: {self.request_id}\r\n".encode()
         self.exchange = exchange
         self.router = router
         self._shared = shared
@@ -101,6 +106,11 @@ class InferenceRequest:
         self._reserved_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self.body: RequestBody = NO_BODY
+
+        self.hides_usage = False
+        """The engine is asked for its counts of tokens, and the client has not asked for them."""
+        self._admission: Admission | None = None
+        """That by the limits of the client; None: it has none, or the request is not admitted yet."""
 
         # The way to a backend.
         self._service: Service | None = None
@@ -160,7 +170,7 @@ class InferenceRequest:
             if is_last:
                 self._reserve(count_copied_bytes(self._content))  # reading it takes memory beside its content
                 if not self.head.coding and (body := read_short_body(self._content)):
-                    self._send_or_enqueue(body)
+                    self._begin(body)
                 else:
                     self._task = asyncio.get_running_loop().create_task(self._scan())
         except RequestError as error:
@@ -182,7 +192,7 @@ class InferenceRequest:
                 # In place of the compressed content and the decoder, memory is reserved for the decoded content.
                 self._reserve(len(self._content) + count_copied_bytes(self._content) - self._reserved_bytes)
                 body = read_short_body(self._content)
-            self._send_or_enqueue(body or await scan_large_body(self._content, turns))
+            self._begin(body or await scan_large_body(self._content, turns))
         except RequestError as error:
             self.send_error(error)
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
@@ -203,8 +213,8 @@ class InferenceRequest:
 
     # The queue
 
-    def _send_or_enqueue(self, body: RequestBody) -> None:
-        """Find the service that the body names; send the request to it if a slot is free, else wait in its queue.
+    def _begin(self, body: RequestBody) -> None:
+        """Find the service that the body names, and let the limits of the client admit the request to it.
 
         Raises RequestError.
         """
@@ -215,6 +225,30 @@ class InferenceRequest:
         service.begin_request(self)  # counts it as running
         check_route(self.route, self.exchange.head.path, service.config)
         check_engines(body.schema_demand, service.config)  # raises if its schemas would make an engine crash
+        self.error = "not_admitted"  # if it raises
+        admission = self.router.admit(self, service)
+        if isinstance(admission, Awaitable):
+            self._task = asyncio.get_running_loop().create_task(self._await_admission(admission, service))
+        else:
+            self._send_or_enqueue(service, admission)
+
+    async def _await_admission(self, admission: Awaitable[Admission], service: Service) -> None:
+        """Go on once the request is admitted; answer the client whatever fails."""
+        try:
+            self._send_or_enqueue(service, await admission)
+        except RequestError as error:
+            self.send_error(error)
+        except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
+            self.fail()
+
+    def _send_or_enqueue(self, service: Service, admission: Admission | None) -> None:
+        """Send an admitted request to a backend that has a free slot, or let it wait. Raises RequestError."""
+        self.error = ""
+        body, self._admission = self.body, admission
+        if admission:
+            self.client_fields += admission.render_fields()
+        if self.router.counts_tokens and body.streams and self.route in _WITH_USAGE_OPTION:
+            self.hides_usage = body.include_usage()
 
         # A free slot means that a backend may work on one more request.
         self._phase_began = time.monotonic()
@@ -318,7 +352,7 @@ class InferenceRequest:
         if not exchange.started:
             if now - self.arrived >= FIRST_COMMENT_SECONDS:
                 self.status, self.last_sent = HTTPStatus.OK, now
-                exchange.start(self.status, STREAM_FIELDS + self.id_line, render_comment(self.route))
+                exchange.start(self.status, STREAM_FIELDS + self.client_fields, render_comment(self.route))
             return
         can_write = (upstream is None or upstream.is_between_events) and not exchange.is_blocked
         if can_write and now - self.last_sent >= COMMENT_SECONDS:
@@ -408,6 +442,8 @@ class InferenceRequest:
         if service is None:
             return
         self._service = None  # so that another call does nothing more
+        if self._admission:
+            self._admission.settle(self.tokens, was_served=self.has_answer or self.tokens.prompt is not None)
         if upstream:  # it holds a slot, which is given back here
             upstream.forget_answer()
             upstream.free_slot()

@@ -36,6 +36,8 @@ _DECODED_BYTES: Final = 16 << 10
 
 _MODEL: Final = "model"
 _STREAM: Final = "stream"
+_STREAM_OPTIONS: Final = "stream_options"
+_INCLUDE_USAGE: Final = "include_usage"
 _TRUE: Final = msgspec.Raw(b"true")
 _FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
 """Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
@@ -46,6 +48,7 @@ _Result = TypeVar("_Result")
 _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _model_name = msgspec.json.Decoder(str | None)
+_options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
 class RequestBody:
@@ -78,14 +81,36 @@ class RequestBody:
         """The images, sounds and files in the body, and the size of their texts. One that is not scanned has none."""
 
         # For the body that an engine gets: the fields beside the model, decoded or as pieces of the text of a scanned
-        # body. Fields that make an engine load other weights are not among them; `_loads_weights`: the client sent one.
+        # body. Fields that make an engine load other weights are not among them.
         self._other_fields = other_fields
-        self._loads_weights = loads_weights
+        self._is_changed = loads_weights  # so the content must not go to an engine as it is
 
     @property
     def streams(self) -> bool:
         """True if the client wants a stream."""
         return self.fields.get(_STREAM) == _TRUE
+
+    def include_usage(self) -> bool:
+        """Ask an engine for its counts of tokens at the end of a stream; return False if the client asks for them.
+
+        A scanned body that has other options of streams stays as it is: its tokens are counted by the events.
+        """
+        fields, stated = self._other_fields, self.fields.get(_STREAM_OPTIONS)
+        try:
+            options = (_options.decode(stated) if stated is not None else None) or {}
+        except msgspec.DecodeError:
+            return False  # the engine refuses it
+        if options.get(_INCLUDE_USAGE) == _TRUE:
+            return False
+        rendered = _encode(options | {_INCLUDE_USAGE: _TRUE})
+        if isinstance(fields, dict):
+            fields[_STREAM_OPTIONS] = msgspec.Raw(rendered)
+        elif stated is None:
+            fields.append(b'"%b":%b' % (_STREAM_OPTIONS.encode(), rendered))
+        else:
+            return False
+        self._is_changed = True
+        return True
 
     def render_for_engine(self, model: str | None) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays.
@@ -97,7 +122,7 @@ class RequestBody:
         fields = self._other_fields
         if isinstance(fields, dict):
             return [_encode(fields if name is None else {_MODEL: name, **fields})]
-        if model is None and not self._loads_weights:
+        if model is None and not self._is_changed:
             return [self.content]
 
         # Else the pieces of its text are put together, with commas between them.

@@ -40,6 +40,10 @@ _MODEL_OR_BEGIN = re.compile(
     rb'"model"\s*+:\s*+"(?:[^"\\]|\\.)*+"|("(?:m(?:o(?:d(?:e(?:l(?:"(?:\s*+(?::\s*+(?:"(?:[^"\\]|\\.)*+\\?)?)?)?)?)?)?)?)?)?\Z)',
     re.DOTALL,
 )
+# The event with the counts of tokens at the end of a stream of chunks, which has no choice.
+_USAGE_EVENT = re.compile(
+    rb'^data: ?\{(?=[^\r\n]*"choices" ?: ?\[\])(?=[^\r\n]*"usage" ?: ?\{)[^\r\n]*\}\r?\n(?:\r?\n)?', re.MULTILINE
+)
 # A field with generated text, in each form in which the APIs stream it.
 _TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text|delta|thinking|partial_json|arguments)"\s*:\s*"[^"]')
 
@@ -151,6 +155,8 @@ class TokenStream(ResponseBody):
     """
 
     is_stream = True
+    hides_usage = False
+    """True if the client has not asked for the event with the counts of tokens, so that it does not get it."""
 
     def __init__(self, model: str, engine_model: str | None = None, route: str = "") -> None:
         self._route = route
@@ -261,12 +267,18 @@ class TokenStream(ResponseBody):
                         _take_over_counts(self._reported, line[5:])
 
     def _rewrite(self, lines: bytes) -> bytes:
-        """Return lines with the client's name for the model, and keep them to be counted later.
+        """Return the lines that the client gets, with its name for the model, and keep all to be counted later."""
+        self._uncounted.append(lines)
+        if self.hides_usage and b'"usage"' in lines:
+            lines = _USAGE_EVENT.sub(b"", lines)
+        return self._rename(lines)
+
+    def _rename(self, lines: bytes) -> bytes:
+        """Return lines with the client's name for the model.
 
         A plain replacement of the known field is tried first. If a field `model` is left that is not the client's, the
         fields are found by an expression; the first one found is remembered, so that later lines need no search.
         """
-        self._uncounted.append(lines)
         if self._engine_field:
             lines = lines.replace(self._engine_field, self._client_field)
         if lines.count(b'"model"') == lines.count(self._client_field):  # each field `model` is the client's

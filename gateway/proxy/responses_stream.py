@@ -184,6 +184,11 @@ def _render_event(kind: str, number: int, fields: dict[str, object]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(event))
 
 
-def open_stream(route: str, model: str, engine_model: str | None = None) -> TokenStream:
-    """Return a stream of the path named `route`, rewritten for a client whose name for the model is `model`."""
-    return ResponsesStream(model, engine_model) if route == "responses" else TokenStream(model, engine_model, route)
+def open_stream(route: str, model: str, engine_model: str | None = None, *, hides_usage: bool = False) -> TokenStream:
+    """Return a stream of the path named `route`, rewritten for a client whose name for the model is `model`.
+
+    With `hides_usage`, the client has not asked for the event with the counts of tokens, and does not get it.
+    """
+    stream = ResponsesStream(model, engine_model) if route == "responses" else TokenStream(model, engine_model, route)
+    stream.hides_usage = hides_usage
+    return stream

@@ -2,13 +2,27 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import authorize
+from gateway.proxy.response_body import TokenCount
 from gateway.proxy.service import Service
+
+if TYPE_CHECKING:
+    from gateway.proxy.inference_request import InferenceRequest
+
+
+class Admission(Protocol):
+    """The admission of one request by the limits of its client."""
+
+    def settle(self, tokens: TokenCount, *, was_served: bool) -> None:
+        """Replace what was reserved by what was used; called once, when the request has ended."""
+
+    def render_fields(self) -> bytes:
+        """Return the lines of the header fields about what the limits still admit."""
 
 
 class Router(Protocol):
@@ -23,6 +37,10 @@ class Router(Protocol):
         """True if streams that wait get comments: at what clients reach, and not at the replicas behind a gateway."""
 
     @property
+    def counts_tokens(self) -> bool:
+        """True if the tokens of each request are charged, so that every stream has to end with their counts."""
+
+    @property
     def namespace(self) -> str:
         """The namespace of the client; empty: it is not known."""
 
@@ -34,6 +52,9 @@ class Router(Protocol):
 
     def find_service(self, model: str | None) -> Service:
         """Return the service for a model that a request names. Raises RequestError."""
+
+    def admit(self, request: "InferenceRequest", service: Service) -> Admission | Awaitable[Admission] | None:
+        """Admit a request to a service within the limits of its client; None: it has none. Raises RequestError."""
 
 
 class ListenerRouter(Protocol):
@@ -60,6 +81,7 @@ class SingleServiceRouter:
     """The port of one service: whatever model a request names, that service answers."""
 
     keeps_open = False
+    counts_tokens = False
     namespace = ""
 
     def __init__(self, service: Service) -> None:
@@ -93,12 +115,16 @@ class SingleServiceRouter:
         del model
         return self._service
 
+    def admit(self, request: "InferenceRequest", service: Service) -> None:
+        """Admit each request: only a gateway has limits."""
+
 
 class ModelRouter:
     """The port of all services: the model that a request names decides."""
 
     name = "the router"
     keeps_open = True
+    counts_tokens = False
     namespace = ""
 
     def __init__(self) -> None:
@@ -148,3 +174,6 @@ class ModelRouter:
         if service is None:
             raise errors.model_not_found(model, list_served(self._by_model))
         return service
+
+    def admit(self, request: "InferenceRequest", service: Service) -> None:
+        """Admit each request: only a gateway has limits."""

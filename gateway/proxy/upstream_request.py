@@ -196,12 +196,12 @@ class UpstreamRequest:
         # 1. Choose by status, type and path how the body is rewritten.
         fields = _read_fields(headers)
         self._request.status = status
-        self._fields = fields.forwarded + self._request.id_line
+        self._fields = fields.forwarded + self._request.client_fields
         model, route = self._service.model, self._request.route
         if _is_error(status):
             self._response = ErrorResponse(fields.retry_after)
         elif fields.kind == b"text/event-stream":
-            self._response = open_stream(route, model, self.backend.model)
+            self._response = open_stream(route, model, self.backend.model, hides_usage=self._request.hides_usage)
         elif self._exchange.started:  # by comments of a stream, which this is not
             self.cancel()
             self._break_off("its response is no stream")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from gateway.proxy import inference_request
-from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES
+from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES
 from tests.unit.gateway.cluster.running_gateway import (
     AUTHORIZED,
     SECRET,
@@ -392,3 +393,100 @@ async def test_health_needs_no_key(gateway: RunningGateway, http: aiohttp.Client
     gateway.cluster.feed._listed[0].clear()
     async with http.get(f"{gateway.url}/health") as response:
         assert response.status == 503
+
+
+async def test_limits_of_a_key_refuse_with_the_way_out(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async with fake_engine(NamedEngine("one")) as backend:
+        gateway.cluster.put_key(requestsPerMinute=2)
+        gateway.cluster.put_key("team-a", "other", OTHER)
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        for remaining in ("1", "0"):
+            async with ask(http, gateway) as response:
+                assert await answer_of(response) == "one"
+                assert response.headers["x-ratelimit-limit-requests"] == "2"
+                assert response.headers["x-ratelimit-remaining-requests"] == remaining
+        async with ask(http, gateway) as response:
+            assert (response.status, error_code(answer := await response.json())) == (429, "rate_limit_exceeded")
+            assert "GatewayKey team-a/ci: spec.requestsPerMinute 2 is used up" in answer["error"]["message"]
+            assert 1 <= int(response.headers["Retry-After"]) <= 120
+            assert response.headers["x-ratelimit-remaining-requests"] == "0"
+        async with ask(http, gateway, secret=OTHER) as response:
+            assert await answer_of(response) == "one"
+            assert "x-ratelimit-limit-requests" not in response.headers
+
+
+async def test_quota_of_a_namespace_holds_over_all_its_keys(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    async with fake_engine(NamedEngine("one")) as backend:
+        gateway.cluster.put_key()
+        gateway.cluster.put_key("team-a", "other", OTHER)
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        gateway.cluster.put(GATEWAY_QUOTAS, "", "team-a", spec={"requestsPerMinute": 2})
+        for secret in (SECRET, OTHER):
+            async with ask(http, gateway, secret=secret) as response:
+                assert response.status == 200
+        for secret in (SECRET, OTHER):
+            async with ask(http, gateway, secret=secret) as response:
+                assert response.status == 429
+                assert "GatewayQuota team-a: spec.requestsPerMinute 2" in (await response.json())["error"]["message"]
+        gateway.cluster.remove(GATEWAY_QUOTAS, "", "team-a")
+        async with ask(http, gateway) as response:
+            assert response.status == 200
+
+
+async def test_concurrent_requests_are_counted_until_they_end(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    engine = GatedEngine()
+    async with fake_engine(engine) as backend:
+        gateway.cluster.put_key(concurrentRequests=1)
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        engine.release(TEXT_EVENT)
+        async with ask(http, gateway, stream=True) as response:
+            async with ask(http, gateway) as refused:
+                assert (refused.status, error_code(await refused.json())) == (429, "rate_limit_exceeded")
+            engine.end()
+            await response.content.read()
+        async with fake_engine(NamedEngine("one")) as other:
+            gateway.cluster.serve("team-a", "chat", other.url)
+            async with ask(http, gateway) as response:
+                assert await answer_of(response) == "one"
+
+
+@pytest.mark.parametrize("asks_for_usage", [True, False])
+async def test_tokens_are_reserved_and_settled_by_the_counts_of_the_engine(
+    gateway: RunningGateway, http: aiohttp.ClientSession, *, asks_for_usage: bool
+) -> None:
+    """The counts are asked for in each stream, and hidden from a client that has not asked for them."""
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":20}}\n\n'
+    bodies: list[dict[str, Any]] = []
+
+    async def stream(request: web.BaseRequest) -> web.StreamResponse:
+        bodies.append(json.loads(await request.read()))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(TEXT_EVENT + usage + b"data: [DONE]\n\n")
+        return response
+
+    async with fake_engine(stream) as backend:
+        gateway.cluster.put_key(tokensPerMinute=1000)
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        body: dict[str, Any] = {"model": "chat", "messages": [], "stream": True, "max_tokens": 400}
+        if asks_for_usage:
+            body["stream_options"] = {"include_usage": True}
+        for number in range(3):  # three reservations of 400 would not fit
+            async with http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
+                assert response.status == 200
+                assert int(response.headers["x-ratelimit-remaining-tokens"]) < 600 - 30 * number
+                answer = await response.content.read()
+                assert (usage in answer) == asks_for_usage
+                assert answer.replace(usage, b"") == TEXT_EVENT + b"data: [DONE]\n\n"
+        assert [body["stream_options"] for body in bodies] == [{"include_usage": True}] * 3
+        (counted,) = gateway.cluster.feed.admissions.usage.list_usages()
+        assert (counted.requests, counted.prompt_tokens, counted.generated_tokens) == (3, 30, 60)
+
+        body["max_tokens"] = 5000
+        async with http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
+            assert (response.status, error_code(await response.json())) == (400, "request_over_limit")
+            assert response.headers["x-should-retry"] == "false"

@@ -1,0 +1,95 @@
+"""The limits of a key and of its namespace, and the count of what its requests have used.
+
+A request is admitted before it reaches an endpoint, with a reservation of the tokens that it may use; when it has
+ended, what it has really used takes the place of that, for the limits as for the counts of usage.
+"""
+
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
+
+from gateway.cluster.limiter import AdmittedRequest, Limiter
+from gateway.cluster.rate_limits import TOKENS, LimitScope
+from gateway.cluster.token_estimate import estimate_prompt_tokens, estimate_tokens
+from gateway.cluster.usage import UsageLabels, UsageTable
+from gateway.proxy.response_body import TokenCount
+
+if TYPE_CHECKING:
+    from gateway.cluster.routed_service import RoutedService
+    from gateway.proxy.inference_request import InferenceRequest
+
+
+class Admissions:
+    """The admission of all requests of this replica: its limiter, and its table of usage."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self.limiter = limiter
+        self.usage = UsageTable()
+
+    def admit(
+        self, request: "InferenceRequest", service: "RoutedService", key: tuple[str, str], scopes: Sequence[LimitScope]
+    ) -> "KeyAdmission | Awaitable[KeyAdmission]":
+        """Admit a request to a service, at once or once a store of limits has answered. Raises RequestError.
+
+        Args:
+            request: the request.
+            service: the service.
+            key: namespace and name of its key.
+            scopes: the limits of the key and of its namespace; empty: it has none.
+        """
+        labels = UsageLabels(*key, service.config.name)
+        if not scopes:
+            return KeyAdmission(labels, self.usage, None, request)
+        tokens = 0
+        if any(scope.limits[TOKENS] is not None for scope in scopes):
+            tokens = estimate_tokens(request.route, request.body, service.watched.context_length)
+        admitted = self.limiter.admit_at_once(scopes, tokens, request.route)
+        if admitted is None:
+            return self._admit_later(request, labels, scopes, tokens)
+        return KeyAdmission(labels, self.usage, admitted, request)
+
+    async def _admit_later(
+        self, request: "InferenceRequest", labels: UsageLabels, scopes: Sequence[LimitScope], tokens: int
+    ) -> "KeyAdmission":
+        admitted = await self.limiter.admit(scopes, tokens, request.route)
+        return KeyAdmission(labels, self.usage, admitted, request)
+
+
+class KeyAdmission:
+    """An admitted request, whose tokens are reserved until it is settled.
+
+    Args:
+        labels: namespace and name of its key, and its service.
+        usage: the table of usage.
+        admitted: what it has reserved; None: neither its key nor its namespace has a limit.
+        request: the request.
+    """
+
+    __slots__ = ("_admitted", "_labels", "_prompt_tokens", "_route", "_usage")
+
+    def __init__(
+        self,
+        labels: UsageLabels,
+        usage: UsageTable,
+        admitted: AdmittedRequest | None,
+        request: "InferenceRequest",
+    ) -> None:
+        self._labels = labels
+        self._usage = usage
+        self._admitted = admitted
+        self._prompt_tokens = estimate_prompt_tokens(request.body)  # for an engine that does not report them
+        self._route = request.route
+
+    def settle(self, tokens: TokenCount, *, was_served: bool) -> None:
+        """Count what was used, and give back what was reserved beyond it; a request that was not served is free."""
+        prompt = self._prompt_tokens if tokens.prompt is None and was_served else tokens.prompt or 0
+        generated = tokens.generated or 0
+        self._usage.count(self._labels, prompt, generated)
+        if self._admitted:
+            self._admitted.settle(prompt + generated)
+
+    def render_fields(self) -> bytes:
+        """Return the lines of the header fields about what the limits still admit."""
+        if self._admitted is None:
+            return b""
+        headers = self._admitted.headers(self._route)
+        return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
