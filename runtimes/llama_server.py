@@ -76,6 +76,8 @@ _ERRORS: Final[ErrorTable] = (
     EngineError(500, "Failed to parse messages: ", 400, "nothing", _IN_HANDLER),
     EngineError(500, "Failed to parse tools: ", 400, "nothing", _IN_HANDLER),
     EngineError(500, "'messages' is required", 400, "nothing", f"{_IN_HANDLER}; on /v1/messages only"),
+    EngineError(500, "stoul", 400, "nothing", f"{_IN_HANDLER}; a number of a form that is too large"),
+    EngineError(500, "stof", 400, "nothing", f"{_IN_HANDLER}; a number of a form that is too large"),
     EngineError(500, "[json.exception.", 400, "nothing", _IN_HANDLER),
     EngineError(500, "failed to process mtmd chunk", 500, "failure", "llama.cpp b11549: update_slots"),
     EngineError(500, "Compute error.", 500, "failure", "llama.cpp b11549: decode; recorded on a Mac out of memory"),
@@ -225,9 +227,9 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=_SWITCHES,
     errors=_ERRORS,
-    # Requests to build 11549 in each mode, all of which answer chats.
+    # Requests to build 11549 in each mode, all of which answer chats; it transcribes with a projector that hears.
     routes={
-        "chat": TEXT_ROUTES | {"responses", "input_tokens", "messages", "count_tokens"},
+        "chat": TEXT_ROUTES | {"responses", "input_tokens", "messages", "count_tokens", "transcriptions"},
         "embeddings": frozenset({"embeddings"}),
         "rerank": frozenset({"rerank"}),
     },

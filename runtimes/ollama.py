@@ -126,8 +126,8 @@ RUNTIME: Final = Runtime(
     install_hint="install Ollama from ollama.com and start it",
     daemon=connect,
     errors=_ERRORS,
-    # server/routes.go
-    routes={"chat": TEXT_ROUTES | {"embeddings", "responses", "messages"}},
+    # server/routes.go; it transcribes since 2026, with models that hear.
+    routes={"chat": TEXT_ROUTES | {"embeddings", "responses", "messages", "transcriptions"}},
     # More are refused by llama-grammar.cpp (MAX_REPETITION_THRESHOLD), which ends the process of the model. Groups such
     # as (?:a) and stray signs such as ^*$ end Ollama itself, others such as ^\\S$ the process of the model.
     schema_limits=SchemaLimits(most_repetitions=2000, takes_patterns=False),

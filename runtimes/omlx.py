@@ -42,7 +42,7 @@ RUNTIME: Final = Runtime(
     install_hint="install oMLX (`brew install jundot/omlx/omlx`, or its app) and start it",
     daemon=connect,
     errors=_ERRORS,
-    # It embeds and ranks with models of other kinds, which no mode is for.
+    # It transcribes, embeds and ranks with models of other kinds, which no mode is for.
     routes={"chat": TEXT_ROUTES | {"responses", "messages", "count_tokens"}},
     speed_priors=MLX_SPEED,
     cache_sharing="context",

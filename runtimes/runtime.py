@@ -115,8 +115,8 @@ class Runtime:
     errors: ErrorTable = ()
     """Its errors that are not what their status says."""
     routes: Mapping[Mode, frozenset[str]] = field(default_factory=dict)
-    """By mode: the routes of the proxy that the engine answers, as `gateway/proxy/paths.py` names them. Empty: they are
-    not known."""
+    """By mode: the routes of the proxy that the engine answers, as `gateway/proxy/paths.py` names them; some only for
+    models of a kind, such as those that hear. Empty: they are not known."""
     prompt_counts: Mapping[str, str] = field(default_factory=dict)
     """By route of the proxy: the path that counts the tokens of a prompt. Empty: none, nor does it run out of cells."""
     schema_limits: SchemaLimits | None = None

@@ -87,9 +87,9 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=frozenset({"--disable-radix-cache", "--disable-cuda-graph", "--disable-overlap-schedule"}),
     errors=_ERRORS,
-    # Its documentation, and srt/entrypoints/http_server.py.
+    # Its documentation, and srt/entrypoints/http_server.py; it transcribes with models that hear.
     routes={
-        "chat": TEXT_ROUTES | {"responses", "messages", "count_tokens"},
+        "chat": TEXT_ROUTES | {"responses", "messages", "count_tokens", "transcriptions"},
         "embeddings": frozenset({"embeddings"}),
     },
     quantizations=_QUANTIZATIONS,

@@ -130,9 +130,10 @@ RUNTIME: Final = Runtime(
     tuning=_TUNING,
     switches=_SWITCHES,
     errors=_ERRORS,
-    # The list of a vLLM 0.32 with a chat model; with embeddings it compares documents, too (entrypoints/pooling).
+    # The list of a vLLM 0.32 with a chat model; those for audio are added for models that hear, and embeddings compare
+    # documents, too (entrypoints/openai/speech_to_text and entrypoints/pooling).
     routes={
-        "chat": TEXT_ROUTES | {"responses", "messages", "count_tokens"},
+        "chat": TEXT_ROUTES | {"responses", "messages", "count_tokens", "transcriptions", "translations"},
         "embeddings": frozenset({"embeddings", "rerank"}),
         "rerank": frozenset({"rerank"}),
     },

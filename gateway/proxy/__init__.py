@@ -6,7 +6,9 @@ each do one part:
 1. accept: `listeners`, one socket per service and one of the router, for all services; `tls`, their certificate
 2. path and token: `paths`, the served paths; `inference_head`, the decision whether the client may use the listener,
    and all that follows from a head that clients repeat
-3. body and service: `request_body`, memory for the body and the model in it; `router`, the model's service
+3. body and service: `content_coding`, decode what is compressed; `request_body`, memory for the body and the model in
+   it; `request_form`, the same of a form with a file; `router`, the model's service; `served_routes`, the paths that
+   its engines answer
 4. queue: `request_queue` and `token_lanes`, wait for a slot and for cells; `load_balancer`, pick the least busy backend
 5. upstream: `upstream_request`, send the request to the engine
 6. stream back: `upstream_request` again; `response_body`, rewrite and count what the engine sends; `responses_stream`,

@@ -12,6 +12,7 @@ from gateway.http.headers import HOP_BY_HOP, Headers, is_from_local_program
 from gateway.http.request_head import RequestHead
 from gateway.proxy import errors, paths
 from gateway.proxy.content_coding import read_coding
+from gateway.proxy.request_form import read_boundary
 
 REQUEST_ID: Final = "X-Request-Id"
 _BEARER: Final = b"bearer "
@@ -36,6 +37,8 @@ class InferenceHead(NamedTuple):
     """The request line and the header fields that do not depend on the engine."""
     coding: str
     """The coding of the body, which has to be decoded before it is read; empty: it has none."""
+    boundary: bytes
+    """The boundary of a body that is a form; empty: it is JSON."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -51,6 +54,7 @@ def read_inference_head(head: RequestHead) -> InferenceHead | None:
         request_id=request_id if _VALID_REQUEST_ID.fullmatch(request_id) else "",
         forwarded=b"POST %b HTTP/1.1\r\n%b" % (head.path.encode(), head.headers.encode_forwarded(_NOT_TO_ENGINE)),
         coding=read_coding(head.headers),
+        boundary=read_boundary(head.headers) if route in paths.FORM_ROUTES else b"",
     )
 
 

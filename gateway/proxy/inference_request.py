@@ -42,6 +42,7 @@ from gateway.proxy.request_body import (
     run_in_turns,
     scan_large_body,
 )
+from gateway.proxy.request_form import scan_form
 from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.responses_stream import open_stream
@@ -169,7 +170,8 @@ class InferenceRequest:
             # read_short_body returns None for a large body, and for one that may have media.
             if is_last:
                 self._reserve(count_copied_bytes(self._content))  # reading it takes memory beside its content
-                if not self.head.coding and (body := read_short_body(self._content)):
+                is_json = not (self.head.coding or self.head.boundary)
+                if is_json and (body := read_short_body(self._content)):
                     self._begin(body)
                 else:
                     self._task = asyncio.get_running_loop().create_task(self._scan())
@@ -182,17 +184,19 @@ class InferenceRequest:
         self.send_error(errors.request_timeout() if late else errors.invalid_http(400, str(error)))
 
     async def _scan(self) -> None:
-        """Read a large body, or a compressed one, and find its service; answer the client whatever fails."""
+        """Read a body that is large, compressed or a form, and find its service; answer the client whatever fails."""
         turns = self._shared.scan_turns
         try:
-            body = None
             if coding := self.head.coding:
                 decoding = decode_body(self._content, coding, BODY_LIMIT_BYTES, self._reserve)
                 self._content = await run_in_turns(decoding, turns)
                 # In place of the compressed content and the decoder, memory is reserved for the decoded content.
                 self._reserve(len(self._content) + count_copied_bytes(self._content) - self._reserved_bytes)
-                body = read_short_body(self._content)
-            self._begin(body or await scan_large_body(self._content, turns))
+            if boundary := self.head.boundary:
+                body: RequestBody = await run_in_turns(scan_form(self._content, boundary), turns)
+            else:
+                body = read_short_body(self._content) or await scan_large_body(self._content, turns)
+            self._begin(body)
         except RequestError as error:
             self.send_error(error)
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here

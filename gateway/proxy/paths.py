@@ -23,8 +23,10 @@ INFERENCE: Final[Mapping[str, str]] = {
     "/v1/responses/input_tokens": "input_tokens",
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "count_tokens",
+    "/v1/audio/transcriptions": "transcriptions",
+    "/v1/audio/translations": "translations",
 }
-"""Paths to which clients POST a JSON body that names the model, with their name in metrics and log.
+"""Paths to which clients POST a body that names the model, with their name in metrics and log.
 
 They are the paths of OpenAI's and Anthropic's APIs that an engine here has and that need no state between two requests:
 stored responses and chats, batches and `compact` are not among them. An engine's own paths are not served either, for
@@ -32,6 +34,8 @@ two engines of one service would answer them in two forms (`/tokenize`), or they
 """
 TOKEN_COUNT_ROUTES: Final = frozenset({"input_tokens", "count_tokens"})
 """Names of the paths that only count the tokens of a prompt: an engine whose model fails answers them all the same."""
+FORM_ROUTES: Final = frozenset({"transcriptions", "translations"})
+"""Names of the paths whose body is a form with a file, and not JSON."""
 ANTHROPIC_ROUTES: Final = frozenset({"messages", "count_tokens"})
 """Names of the paths of Anthropic's API, whose clients read another form of errors."""
 

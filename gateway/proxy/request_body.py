@@ -31,15 +31,15 @@ BUDGET_BYTES: Final = 256 << 20
 """For all bodies together: thousands of chats, or some dozens of requests with images."""
 FIELDS_LIMIT: Final = 1000
 """The most fields of a request; all APIs together have about a hundred."""
-_LONGEST_MODEL_BYTES: Final = 4096
+LONGEST_MODEL_BYTES: Final = 4096
 _DECODED_BYTES: Final = 16 << 10
 
-_MODEL: Final = "model"
+MODEL: Final = "model"
 _STREAM: Final = "stream"
 _STREAM_OPTIONS: Final = "stream_options"
 _INCLUDE_USAGE: Final = "include_usage"
 _TRUE: Final = msgspec.Raw(b"true")
-_FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
+FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
 """Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
 
 Pieces: TypeAlias = list[bytes | bytearray | memoryview]
@@ -121,7 +121,7 @@ class RequestBody:
         name = self.model if model is None else model  # None: the client gave none, either
         fields = self._other_fields
         if isinstance(fields, dict):
-            return [_encode(fields if name is None else {_MODEL: name, **fields})]
+            return [_encode(fields if name is None else {MODEL: name, **fields})]
         if model is None and not self._is_changed:
             return [self.content]
 
@@ -201,7 +201,7 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
             _check_utf_8(content)
         fields = _fields.decode(content)
         field_count = len(fields)
-        model = _model_name.decode(fields.pop(_MODEL)) if _MODEL in fields else None
+        model = _model_name.decode(fields.pop(MODEL)) if MODEL in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_an_object(str(error)) from error
     if field_count > FIELDS_LIMIT:
@@ -216,9 +216,9 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
             return None
         if name in SCHEMA_FIELDS:
             schemas.read_field(name, bytes(value))
-        elif name == _MODEL or name in _FIELDS_THAT_LOAD_WEIGHTS:
+        elif name == MODEL or name in FIELDS_THAT_LOAD_WEIGHTS:
             del fields[key]
-            loads_weights = loads_weights or name != _MODEL
+            loads_weights = loads_weights or name != MODEL
 
     return RequestBody(content, model, fields, loads_weights=loads_weights, schema_demand=schemas.demand)
 
@@ -280,12 +280,12 @@ class _FieldReader:
         lowered = key.casefold()
 
         # 1. A field that is left out; of the spellings of `model`, only the usual one counts.
-        if lowered == _MODEL or lowered in _FIELDS_THAT_LOAD_WEIGHTS:
+        if lowered == MODEL or lowered in FIELDS_THAT_LOAD_WEIGHTS:
             yield from scanner.skip_value()
             self._last_was_kept = False
-            if lowered != _MODEL:
+            if lowered != MODEL:
                 self.loads_weights = True
-            elif key == _MODEL:
+            elif key == MODEL:
                 self.model = _read_model(scanner, value_start)
             return
 
@@ -302,8 +302,8 @@ class _FieldReader:
 
 def _read_model(scanner: JsonScanner, start: int) -> str | None:
     """Return the model, whose value lies between `start` and the scanner's position. Raises RequestError."""
-    if scanner.position - start > _LONGEST_MODEL_BYTES:
-        raise errors.bad_request(f"the name of the model is longer than {_LONGEST_MODEL_BYTES} bytes")
+    if scanner.position - start > LONGEST_MODEL_BYTES:
+        raise errors.bad_request(f"the name of the model is longer than {LONGEST_MODEL_BYTES} bytes")
     try:
         name: str | None = _model_name.decode(scanner.text[start : scanner.position])
     except (msgspec.DecodeError, RecursionError) as error:

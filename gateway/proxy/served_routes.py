@@ -28,8 +28,11 @@ def check_route(route: str, path: str, service: ServiceConfig) -> None:
 
 
 def suggest_paths(route: str, backends: Sequence[Backend]) -> str:
-    """Return what clients may ask instead of a path of this name, which the engines of a service lack."""
-    served = frozenset[str]().union(*map(_list_routes, backends)) - {route}
+    """Return what clients may ask instead of a path of this name, which the engines of a service lack.
+
+    Paths for audio are not named: whether they work depends on the model.
+    """
+    served = frozenset[str]().union(*map(_list_routes, backends)) - {route} - paths.FORM_ROUTES
     named = [path for path, name in paths.INFERENCE.items() if name in served and path != paths.RERANK_ALIAS]
     if not named:
         return "the documentation of its engine says which paths it has"

@@ -17,8 +17,16 @@ ALONE: Final = 2 * UNKNOWN
 """The demand of several answers, beside which no other request may run: each may use a whole context, and when cells
 are short, llama.cpp b11549 copies half a prompt for the second answer, which ends every running request."""
 _CHAT: Final = frozenset({"max_completion_tokens", "max_tokens", "n_predict"})
-_LIMITS: Final = {"chat": _CHAT, "completions": _CHAT, "messages": {"max_tokens"}, "responses": {"max_output_tokens"}}
-"""Routes that generate tokens, with the fields that limit an answer."""
+_NO_FIELDS: Final = frozenset[str]()
+_LIMITS: Final = {
+    "chat": _CHAT,
+    "completions": _CHAT,
+    "messages": frozenset({"max_tokens"}),
+    "responses": frozenset({"max_output_tokens"}),
+    "transcriptions": _NO_FIELDS,
+    "translations": _NO_FIELDS,
+}
+"""Routes that generate tokens, with the fields that limit an answer; forms are not looked into."""
 _MOST_DIGITS: Final = 20
 """Python refuses to read a number of thousands of digits; one of 20 is more than any limit that matters."""
 

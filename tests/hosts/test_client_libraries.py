@@ -13,13 +13,14 @@ import httpx
 import openai
 import pytest
 from backports import zstd
+from msgspec import structs
 
 from crds.serving import ServingOptions
 from gateway.proxy.config import Backend
-from runtimes.serving import Serving
+from runtimes.serving import CompanionFile, Serving
 from tests.support import llama_server
 from tests.support.engine_process import start_engine
-from tests.support.tiny_models import tiny_gguf, tiny_mlx
+from tests.support.tiny_models import tiny_companions, tiny_gguf, tiny_mlx
 from tests.unit.gateway.proxy.running_proxy import CHAT, TOKEN, proxy_in_process, raw_engine
 
 SAYS = 'Hello <tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
@@ -150,6 +151,52 @@ async def test_request_as_codex_sends_it_is_served_after_its_attempt_for_a_webso
         async with session.post(f"{url}/v1/responses", data=content, headers=headers) as response:
             assert response.status == 200
             assert b"event: response.completed\n" in await response.read()
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """llama.cpp with a model that hears, under another name than the service."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_gguf.write(folder / "tiny.gguf")
+    tiny_companions.write_hearing_projector(folder / "ears.gguf")
+    options = ServingOptions(context_length=2048, extra_args=["-t", "1"])
+    ears = CompanionFile("projector", str(folder / "ears.gguf"))
+    with llama_server.serve_as(Serving("weights", str(folder / "tiny.gguf"), options, [ears])) as server:
+        yield Backend("engine", server.url, model="weights", engine="llama.cpp", mode="chat")
+
+
+async def test_sound_is_transcribed(hearing: Backend) -> None:
+    file = ("a tone.wav", tiny_companions.wav())
+    async with serve(hearing) as libraries:
+        whole = await libraries.openai.audio.transcriptions.create(model="tiny", file=file, language="en")
+        assert whole.text.startswith("Hello from a tiny model")
+        stream = await libraries.openai.audio.transcriptions.create(model="tiny", file=file, stream=True)
+        events = [event async for event in stream]
+        assert "".join(event.delta for event in events if event.type == "transcript.text.delta") == whole.text
+        assert events[-1].type == "transcript.text.done"
+
+
+async def test_wrong_forms_are_mistakes_of_the_client(hearing: Backend) -> None:
+    sound = ("a.wav", tiny_companions.wav())
+    async with serve(hearing) as libraries:
+        create = libraries.openai.audio.transcriptions.create
+        for file, more, message in (
+            (("a.wav", b"no sound"), {}, "Failed to load image or audio file"),
+            (sound, {"response_format": "srt"}, "Only 'json' response_format is supported"),
+            (sound, {"extra_body": {"max_tokens": "9" * 30}}, "stoul"),
+            (sound, {"temperature": 1e200}, "stof"),
+            (sound, {"extra_body": {"grammar": 'root ::= "a"'}}, "grammar: a form takes no schema or grammar"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=message):
+                await create(model="tiny", file=file, **more)
+
+
+async def test_model_that_does_not_hear_transcribes_nothing(engine: Backend) -> None:
+    async with serve(structs.replace(engine, engine="llama.cpp", mode="chat")) as libraries:
+        message = r"does not support audio input.*: use /v1/chat/completions, "
+        with pytest.raises(openai.BadRequestError, match=message) as refused:
+            await libraries.openai.audio.transcriptions.create(model="tiny", file=("a.wav", tiny_companions.wav()))
+    assert refused.value.code == "unsupported_path"
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from backports import zstd
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from kube.resources import MODELS
@@ -87,6 +89,26 @@ async def test_memory_of_a_folder_is_that_of_the_engine_that_serves_it_here(star
     url = await up.url()
     await up.says("tiny: Ready")
     assert await ask(url, "tiny") == (200, tiny_gguf.SENTENCE)
+
+
+async def test_requests_of_agents_are_decoded_or_refused_with_the_way_out(start: Start, weights: Path) -> None:
+    up = start("--model", str(weights))
+    url = await up.url()
+    await up.says("tiny: Ready")
+    question = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "max_tokens": 1}
+    async with aiohttp.ClientSession(timeout=CALL) as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"{url}/v1/responses")
+        assert refused.value.status == 426
+        for coding, compress in (("gzip", gzip.compress), ("zstd", zstd.compress)):
+            body, headers = compress(json.dumps(question).encode()), {"Content-Encoding": coding}
+            async with session.post(f"{url}/v1/responses", data=body, headers=headers) as response:
+                assert response.status == 200
+        async with session.post(f"{url}/v1/rerank", json=question) as response:
+            assert response.status == 400
+            message = (await response.json())["error"]["message"]
+    assert message.startswith("service default/tiny: its engine does not serve /v1/rerank (This server does not")
+    assert message.endswith("/v1/messages/count_tokens, or a service with spec.mode rerank")
 
 
 @pytest.mark.parametrize("document", ["docs/concepts.md", "docs/mac.md"])

@@ -1,4 +1,4 @@
-"""Companions of `tiny_gguf`'s model: a LoRA adapter and a projector, with generated weights."""
+"""Companions of `tiny_gguf`'s model: a LoRA adapter, and projectors that see or hear, with generated weights."""
 
 import struct
 import zlib
@@ -75,6 +75,63 @@ def write_projector(path: Path, *, n_embd: int = 64, width: int = 32, image_size
         add(f"{name}.weight", *shape)
         add(f"{name}.bias", shape[0])
     _finish(writer)
+
+
+def write_hearing_projector(path: Path, *, n_embd: int = 64, width: int = 32) -> None:
+    """Write a projector that converts each 30 s of sound into 75 tokens of the model."""
+    n_ff, n_layer, mel_bins, stack = 64, 1, 80, 20
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_type(gguf.GGUFType.MMPROJ)
+    writer.add_file_type(int(gguf.LlamaFileType.ALL_F32))
+    writer.add_bool("clip.has_audio_encoder", True)
+    writer.add_string("clip.projector_type", "ultravox")
+    writer.add_bool("clip.use_gelu", True)
+    for key, number in (
+        ("embedding_length", width),
+        ("feed_forward_length", n_ff),
+        ("projection_dim", n_embd),
+        ("block_count", n_layer),
+        ("attention.head_count", 2),
+        ("num_mel_bins", mel_bins),
+        ("projector.stack_factor", stack),
+    ):
+        writer.add_uint32(f"clip.audio.{key}", number)
+    writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+
+    shapes: dict[str, tuple[int, ...]] = {
+        "a.conv1d.1.weight": (width, mel_bins, 3),
+        "a.conv1d.1.bias": (width, 1),
+        "a.conv1d.2.weight": (width, width, 3),
+        "a.conv1d.2.bias": (width, 1),
+        "a.position_embd.weight": (1500, width),
+        "a.post_ln.weight": (width,),
+        "a.post_ln.bias": (width,),
+        "mm.a.mlp.1.weight": (2 * n_embd, width * stack),
+        "mm.a.mlp.2.weight": (n_embd, n_embd),
+        "mm.a.norm_pre.weight": (width * stack,),
+        "mm.a.norm_mid.weight": (n_embd,),
+    }
+    for layer in range(n_layer):
+        block = f"a.blk.{layer}"
+        matrices = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_out"), (width, width))
+        for name, shape in (matrices | {"ffn_up": (n_ff, width), "ffn_down": (width, n_ff)}).items():
+            shapes[f"{block}.{name}.weight"] = shape
+            if name != "attn_k":  # of an encoder as Whisper's, keys have no bias
+                shapes[f"{block}.{name}.bias"] = shape[:1]
+        for part in ("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias"):
+            shapes[f"{block}.{part}"] = (width,)
+    for name, whole_shape in shapes.items():
+        writer.add_tensor(name, rng.standard_normal(whole_shape, np.float32) * np.float32(0.02))
+    _finish(writer)
+
+
+def wav(seconds: int = 1) -> bytes:
+    """Return a tone as a WAV file."""
+    tone = (np.sin(np.arange(16_000 * seconds) / 10) * 9000).astype("<i2").tobytes()
+    sound = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, 16_000, 32_000, 2, 16)
+    data = struct.pack("<4sI", b"data", len(tone)) + tone
+    return struct.pack("<4sI4s", b"RIFF", 4 + len(sound) + len(data), b"WAVE") + sound + data
 
 
 def png(size: int = 28) -> bytes:

@@ -140,6 +140,7 @@ async def test_path_that_the_engine_lacks_is_refused_with_those_of_its_mode(
         async with http.post(f"{proxy.url}/v1/responses/input_tokens", json=CHAT, headers=AUTHORIZED) as response:
             assert response.status == 400
             message = (await response.json())["error"]["message"]
+        assert await proxy.status("/v1/responses", Connection="Upgrade", Upgrade="websocket") == 426
     assert message.endswith("its engine does not serve /v1/responses/input_tokens: use /v1/embeddings, /v1/rerank")
     assert engine.asked == []
 
