@@ -55,6 +55,7 @@ class FormBody(RequestBody):
         loads_weights: bool,
     ) -> None:
         super().__init__(content, model, other_parts, loads_weights=loads_weights)
+        self.media_count, self.media_bytes = 1, len(content)
         self._other_parts = other_parts  # each with its boundary, and the end of its last line
         self._delimiter = b"--" + boundary
 

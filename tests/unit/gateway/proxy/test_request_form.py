@@ -395,7 +395,7 @@ async def test_forms_share_the_budget_of_all_bodies(
             async with http.post(url + PATH, data=data, headers=AUTHORIZED | FORM) as response:
                 return response.status
 
-        assert [await ask(size) for size in (300 << 10, 100 << 10)] == [503, 200]
+        assert [await ask(size) for size in (300 << 10, 80 << 10)] == [503, 200]
 
 
 async def test_stream_and_text_of_a_transcription_are_passed_on(http: aiohttp.ClientSession) -> None:
