@@ -17,7 +17,7 @@ class GatewayQuotaSpec(ApiStruct, frozen=True):
 
 
 class GatewayQuota(ApiObject, frozen=True, kw_only=True):
-    """How much all GatewayKeys of the namespace of this name together may ask of the gateway."""
+    """The most that all GatewayKeys of the namespace of this name together may ask of the gateway."""
 
     spec: Annotated[GatewayQuotaSpec, "The limits of all GatewayKeys of the namespace together."] = GatewayQuotaSpec()
 

@@ -48,7 +48,7 @@ class ClientKey:
         self._scopes: tuple[LimitScope, ...] = ()
         """Its limits, and those of its namespace."""
         self.credentials: dict[str, Credential] = {}
-        """What admits its clients, by digest: the key, and those that it has replaced."""
+        """The secrets that admit its clients, by digest: the key, and those that it has replaced."""
         self._catalog = catalog
 
         # What was found and listed, as long as the catalog has this revision.

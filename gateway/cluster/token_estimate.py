@@ -17,7 +17,7 @@ from gateway.proxy.token_lanes import UNKNOWN, read_demand, read_limit
 _BYTES_OF_TOKEN: Final = 3
 _TOKENS_OF_MEDIUM: Final = 1024
 ANSWER_TOKENS: Final = 2048
-"""What is reserved for an answer whose length the request does not limit."""
+"""The reservation for an answer whose length the request does not limit."""
 _prompts = msgspec.json.Decoder(list[msgspec.Raw])
 
 

@@ -25,7 +25,7 @@ _UNACKNOWLEDGED_OPTION: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", 
 
 
 def probe_peer(connected: socket.socket) -> bool:
-    """Let the kernel probe the peer of a TCP socket while nothing comes from it; False: it is on this machine."""
+    """Have the kernel probe the peer of a TCP socket while nothing comes; return False if it is on this machine."""
     address = connected.getpeername()
     if ipaddress.ip_address(address[0]).is_loopback:
         return False

@@ -46,7 +46,7 @@ from gateway.proxy.request_form import scan_form
 from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.responses_stream import open_stream
-from gateway.proxy.router import Admission, ListenerRouter, Router
+from gateway.proxy.router import RequestAdmission, ListenerRouter, Router
 from gateway.proxy.served_routes import check_route
 from gateway.proxy.service import Service
 from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
@@ -110,7 +110,7 @@ class InferenceRequest:
 
         self.hides_usage = False
         """The engine is asked for its counts of tokens, and the client has not asked for them."""
-        self._admission: Admission | None = None
+        self._admission: RequestAdmission | None = None
         """That by the limits of the client; None: it has none, or the request is not admitted yet."""
 
         # The way to a backend.
@@ -236,7 +236,7 @@ class InferenceRequest:
         else:
             self._send_or_enqueue(service, admission)
 
-    async def _await_admission(self, admission: Awaitable[Admission], service: Service) -> None:
+    async def _await_admission(self, admission: Awaitable[RequestAdmission], service: Service) -> None:
         """Go on once the request is admitted; answer the client whatever fails."""
         try:
             self._send_or_enqueue(service, await admission)
@@ -245,7 +245,7 @@ class InferenceRequest:
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
             self.fail()
 
-    def _send_or_enqueue(self, service: Service, admission: Admission | None) -> None:
+    def _send_or_enqueue(self, service: Service, admission: RequestAdmission | None) -> None:
         """Send an admitted request to a backend that has a free slot, or let it wait. Raises RequestError."""
         self.error = ""
         body, self._admission = self.body, admission

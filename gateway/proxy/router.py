@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
 
 
-class Admission(Protocol):
+class RequestAdmission(Protocol):
     """The admission of one request by the limits of its client."""
 
     def settle(self, tokens: TokenCount, *, was_served: bool) -> None:
@@ -53,7 +53,9 @@ class Router(Protocol):
     def find_service(self, model: str | None) -> Service:
         """Return the service for a model that a request names. Raises RequestError."""
 
-    def admit(self, request: "InferenceRequest", service: Service) -> Admission | Awaitable[Admission] | None:
+    def admit(
+        self, request: "InferenceRequest", service: Service
+    ) -> RequestAdmission | Awaitable[RequestAdmission] | None:
         """Admit a request to a service within the limits of its client; None: it has none. Raises RequestError."""
 
 

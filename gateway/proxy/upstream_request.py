@@ -73,7 +73,7 @@ class UpstreamRequest:
         self._fields = b""  # the lines of the header fields
         self._last_piece = b""  # the last piece of the body, which is sent with the end
         self.is_between_events = True
-        """What the client has got ends with a whole event, so that a comment or another event may follow."""
+        """True if the client has got whole events only, so that a comment or another event may follow."""
 
         # Measures of a stream, in which about each event with text is one token.
         self._text_events = 0  # so far, as `_response` counts them
