@@ -25,7 +25,7 @@ _UNACKNOWLEDGED_OPTION: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", 
 
 
 def probe_peer(connected: socket.socket) -> bool:
-    """Have the kernel probe the peer of a TCP socket while nothing comes; return False if it is on this machine."""
+    """Enable the probes of a TCP socket's peer, while nothing comes; return False if that is on this machine."""
     address = connected.getpeername()
     if ipaddress.ip_address(address[0]).is_loopback:
         return False

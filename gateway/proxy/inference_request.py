@@ -46,7 +46,7 @@ from gateway.proxy.request_form import scan_form
 from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.responses_stream import open_stream
-from gateway.proxy.router import RequestAdmission, ListenerRouter, Router
+from gateway.proxy.router import ListenerRouter, RequestAdmission, Router
 from gateway.proxy.served_routes import check_route
 from gateway.proxy.service import Service
 from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
