@@ -135,37 +135,42 @@ class Credential:
     counts_tokens = True
 
     def __init__(self, key: ClientKey, valid_until: float) -> None:
-        self.key = key
+        self.client_key = key
         self.valid_until = valid_until
 
     @property
     def name(self) -> str:
         """The name in errors and log."""
-        return self.key.name
+        return self.client_key.name
 
     @property
     def namespace(self) -> str:
         """The namespace of its clients."""
-        return self.key.namespace
+        return self.client_key.namespace
+
+    @property
+    def key(self) -> str:
+        """The key in the log."""
+        return f"{self.namespace}/{self.client_key.watched.metadata.name}"
 
     def services(self) -> Mapping[str, Service]:
         """Return the services that its clients may use."""
-        return self.key.list_services()
+        return self.client_key.list_services()
 
     def listed_names(self) -> list[str]:
         """Return the names of all of them: also of those without replicas, which a request may wake later."""
-        return sorted(self.key.list_services())
+        return sorted(self.client_key.list_services())
 
     def find_service(self, model: str | None) -> RoutedService:
         """Return the service that a request names. Raises RequestError, also if it was revoked while the body came."""
         if self.valid_until <= time.time():
             raise errors.key_revoked(self.name)
-        return self.key.find_service(model)
+        return self.client_key.find_service(model)
 
     def admit(self, request: "InferenceRequest", service: Service) -> KeyAdmission | Awaitable[KeyAdmission]:
         """Admit a request within the limits of the key and of its namespace. Raises RequestError."""
         assert isinstance(service, RoutedService)  # noqa: S101 - the key has found it
-        return self.key.admit(request, service)
+        return self.client_key.admit(request, service)
 
 
 class KeyTable:
@@ -287,5 +292,5 @@ def list_valid_digests(key: GatewayKey, now: float) -> dict[str, float]:
 
 
 def _order_by_age(credential: Credential) -> tuple[str, str]:
-    metadata = credential.key.watched.metadata
+    metadata = credential.client_key.watched.metadata
     return metadata.creation_timestamp, metadata.uid

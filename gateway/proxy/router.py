@@ -44,6 +44,10 @@ class Router(Protocol):
     def namespace(self) -> str:
         """The namespace of the client; empty: it is not known."""
 
+    @property
+    def key(self) -> str:
+        """The client's key in the log, `<namespace>/<name>`; empty: it has none of its own."""
+
     def services(self) -> Mapping[str, Service]:
         """Return the services, by the model name that clients use."""
 
@@ -84,7 +88,7 @@ class SingleServiceRouter:
 
     keeps_open = False
     counts_tokens = False
-    namespace = ""
+    namespace = key = ""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -127,7 +131,7 @@ class ModelRouter:
     name = "the router"
     keeps_open = True
     counts_tokens = False
-    namespace = ""
+    namespace = key = ""
 
     def __init__(self) -> None:
         self._tokens: tuple[str, ...] | None = None

@@ -55,6 +55,7 @@ class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_
     tokens_out: int | None
     request_id: str
     error: str = ""
+    key: str = ""
 
 
 class Service:
@@ -189,6 +190,7 @@ class Service:
                 timestamp="",  # set when the line is written
                 level="info",
                 error=request.error,
+                key=request.router.key,
             )
         )
 
