@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import time
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -155,3 +156,29 @@ async def test_key_opens_only_its_services_and_a_wrong_one_none(gateway: Gateway
         await client.chat.completions.create(model="chat", messages=QUESTION)
     with pytest.raises(openai.AuthenticationError, match="missing, wrong, suspended or expired"):
         await (await gateway.openai("wrong")).models.list()
+
+
+async def test_limits_and_suspension_of_a_key_reach_its_clients(gateway: Gateway, cluster: Cluster) -> None:
+    """A client of a suspended key learns within five seconds that its stream is not whole."""
+    await cluster.apply(cluster.model(file="loop.gguf"), cluster.service("chat", "cpu", contextLength=16384))
+    key, limited = await gateway.make_key("ci"), await gateway.make_key("limited", requestsPerMinute=1)
+    await cluster.ready("chat")
+
+    client = await gateway.openai(limited)
+    await client.chat.completions.create(model="chat", messages=QUESTION, max_tokens=1)
+    with pytest.raises(
+        openai.RateLimitError, match=r"limited: spec.requestsPerMinute 1 is used up: try again in \d+ s"
+    ):
+        await client.chat.completions.create(model="chat", messages=QUESTION, max_tokens=1)
+
+    client = await gateway.openai(key)
+    stream = await client.chat.completions.create(model="chat", messages=QUESTION, max_tokens=10_000, stream=True)
+    await anext(aiter(stream))
+    await cluster.kubectl("patch", "gatewaykey", "ci", "--type=merge", '--patch={"spec":{"suspend":true}}')
+    began = time.monotonic()
+    with pytest.raises(openai.APIError, match="was revoked, suspended or replaced"):
+        async for _ in stream:
+            pass
+    assert time.monotonic() - began < 5
+    with pytest.raises(openai.AuthenticationError):
+        await client.models.list()
