@@ -1,4 +1,4 @@
-"""The chart of an earlier version: one value and one field of a CRD fewer, with the image of the previous version."""
+"""The chart of an earlier version: one value and one field of a CRD fewer, with the previous image and no gateway."""
 
 import json
 import shutil
@@ -26,6 +26,10 @@ def write_earlier_chart(folder: Path) -> Path:
     del stated[VALUE]
     stated["image"]["tag"] = "previous"
     values.write_text(yaml.safe_dump(stated))
+    # The previous version has no gateway. Its rights stay, as kubectl has installed them in the cluster of the tests.
+    (chart / "templates" / "gateway.yaml").unlink()
+    controller = chart / "templates" / "controller.yaml"
+    controller.write_text(controller.read_text().replace('- "--gateway"\n', "\n"))
     about = chart / "Chart.yaml"
     about.write_text(about.read_text().replace("version: 0.1.0", "version: 0.0.9", 1))
     kind = chart / "files" / "crds" / KIND

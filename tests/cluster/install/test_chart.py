@@ -11,6 +11,7 @@ import yaml
 
 from cli.controller import command
 from cli.node_agent import command as node_agent
+from tests.cluster.install.chart_values import EVERYTHING, REFUSED
 from tests.controlplane.helm import CHART, HelmError, run_helm
 from tests.controlplane.helm.manifests import render_manifests
 from tests.controlplane.plane import ControlPlane
@@ -21,132 +22,7 @@ HELMS_OWN = {"app.kubernetes.io/managed-by", "helm.sh/chart"}
 """Labels that only Helm's objects have."""
 NAMESPACE = ("Namespace", "", "pomona-system")
 """Object that `helm install --create-namespace` creates, and no template."""
-EVERYTHING: dict[str, Any] = {
-    "image": {"digest": f"sha256:{'0' * 64}", "pullPolicy": "Always", "pullSecrets": ["registry"]},
-    "replicas": 3,
-    "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
-    "nodeSelector": {"pool": "system"},
-    "tolerations": [{"key": "system", "operator": "Exists"}],
-    "affinity": {"nodeAffinity": {}},
-    "priorityClassName": "system-cluster-critical",
-    "podAnnotations": {"sidecar.istio.io/inject": "false"},
-    "verbose": True,
-    "hosts": {"ports": {"first": 19000, "last": 19099}, "ca": {"configMap": "hosts-ca", "key": "all.pem"}},
-    "nodeAgent": {
-        "interval": "10s",
-        "labelPrefix": "flexinfer.ai",
-        "apiKeySecret": "node-api-key",
-        "nvidia": {"runtimeClassName": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"}},
-        "resources": {"requests": {"cpu": "30m", "memory": "64Mi"}, "limits": {"memory": "96Mi"}},
-        "nodeSelector": {"pool": "models"},
-        "tolerations": [{"key": "models", "operator": "Exists"}],
-        "priorityClassName": "system-node-critical",
-    },
-    "models": {
-        "allowPrivateSources": ["10.1.0.0/16"],
-        "nodeCacheSize": "500Gi",
-        "huggingFaceEndpoint": "https://hub.example",
-        "plainHTTPRegistries": ["a.example:5000", "b.example"],
-    },
-    "services": {
-        "allowedImagePrefixes": ["registry.example/llm/"],
-        "allowControlPlaneTolerations": True,
-        "systemTaints": ["node-role.kubernetes.io/infra"],
-        "maxPriority": "normal",
-        "allowEvictionProtection": False,
-        "networkPolicies": True,
-        "monitoringNamespace": "prometheus",
-        "monitorLabels": {"release": "prometheus"},
-        "schedulingMode": "Native",
-        "minRun": "10m",
-    },
-    "placement": {
-        "replacement": {"enabled": True, "degradeThreshold": 0.4, "checkInterval": "1m", "coolDown": "2h"},
-    },
-    "scheduler": {
-        "enabled": True,
-        "name": "fast",
-        "image": "registry.example/kube-scheduler:v1.35.4",
-        "replicas": 1,
-        "weights": {"tps": 1, "util": 0, "cost": 0.5},
-        "annotationPrefix": "flexinfer.ai",
-        "managedResources": ["acme.example/npu"],
-        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
-        "extenderResources": {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
-        "priorityClassName": "system-cluster-critical",
-    },
-    "gateway": {
-        "replicas": 3,
-        "tlsSecret": "gateway-tls",
-        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
-        "ingress": {
-            "enabled": True,
-            "host": "llm.example.com",
-            "className": "nginx",
-            "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "3600"},
-            "tlsSecret": "llm-tls",
-        },
-    },
-    "console": {
-        "enabled": True,
-        "replicas": 2,
-        "tlsSecret": "console-tls",
-        "prices": {"currency": "EUR", "perKwh": 0.3, "watts": {"nvidia-l4": 72}},
-        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
-    },
-    "preflight": {"enabled": True},
-    "vendors": {"acme-npu": {"resource": "acme.example/npu", "memoryValues": {"32G": 32768, "2T": 2097152}}},
-    "networkPolicy": {"enabled": True},
-    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-    "metrics": {
-        "prefix": "flexinfer",
-        "rules": {
-            "enabled": True,
-            "labels": {"release": "prometheus"},
-            "runbookUrl": "http://wiki.internal/pomona",
-        },
-        "dashboards": {"enabled": True, "labels": {"grafana_dashboard": "yes"}},
-    },
-}
 MONITORED = ("--set=metrics.rules.enabled=true", "--set=metrics.dashboards.enabled=true")
-REFUSED = {
-    "metrics.prefix=Flex": "'/metrics/prefix': 'Flex' does not match pattern",
-    "replicas=0": "'/replicas': minimum: got 0, want 1",
-    "replica=3": "additional properties 'replica' not allowed",
-    "image.pullPolicy=Sometimes": "'/image/pullPolicy': value must be one of 'IfNotPresent', 'Always', 'Never'",
-    "hosts.ports.first=20000": "hosts.ports.first is 20000 and hosts.ports.last is 18999: a range starts",
-    "hosts.ca.secret=a,hosts.ca.configMap=b": "hosts.ca.configMap is b and hosts.ca.secret is a: name one of them",
-    "scope.namespaces=team-a": "'/scope/namespaces': got string, want array",
-    "scope.namespaces={Team_A}": "'/scope/namespaces/0': 'Team_A' does not match pattern",
-    "scope.namespaces={pomona-system}": "scope.namespaces has pomona-system, which is a namespace of Pomona itself",
-    "scope.namespaces={pomona-metal-hosts}": "scope.namespaces has pomona-metal-hosts, which is a namespace of Pomona",
-    "image.repository=registry.example/pomona:1": "'/image/repository': 'registry.example/pomona:1' does not match",
-    "services.schedulingMode=Fair": "'/services/schedulingMode': value must be one of '', 'Queue', 'Native'",
-    "services.minRun=10d": "'/services/minRun': '10d' does not match pattern",
-    "placement.replacement.degradeThreshold=1": "'/placement/replacement/degradeThreshold': maximum: got 1, want 0.95",
-    "placement.replacement.checkInterval=1h": "'/placement/replacement/checkInterval': '1h' does not match pattern",
-    "services.monitorLabels.a b=c": "'/services/monitorLabels': additional properties 'a b' not allowed",
-    "services.maxPriority=urgent": "'/services/maxPriority': value must be one of 'critical', 'high', 'normal', 'low'",
-    "console.enabled=true,scope.namespaces={team-a}": "console.enabled is true and scope.namespaces is set",
-    "gateway.replicas=0": "'/gateway/replicas': minimum: got 0, want 1",
-    "gateway.ingress.enabled=true": "gateway.ingress.host is empty: name the host at which clients reach the gateway",
-    "gateway.ingress.host=https://llm.example.com": "'/gateway/ingress/host': 'https://llm.example.com' does not match",
-    "gateway.httpRoute.enabled=true": "gateway.httpRoute.parentRefs is empty: name the Gateway of the Gateway API",
-    "preflight.enabled=true,scope.namespaces={team-a}": "preflight.enabled is true and scope.namespaces is set",
-    "scheduler.enabled=true,scope.namespaces={team-a}": "scheduler.enabled is true and scope.namespaces is set",
-    "scheduler.enabled=true,scheduler.weights.tps=0,scheduler.weights.util=0,scheduler.weights.cost=0": (
-        "scheduler.weights are all 0: set at least one of tps, util and cost"
-    ),
-    "scheduler.weights.tps=-1": "'/scheduler/weights/tps': minimum: got -1, want 0",
-    "scheduler.name=default-scheduler": "'/scheduler/name': 'not' failed",
-    "hosts=null": "missing property 'hosts'",
-    "nodeAgent.interval=5m": "'/nodeAgent/interval': '5m' does not match pattern",
-    "nodeAgent.labelPrefix=flexinfer.ai/": "'/nodeAgent/labelPrefix': 'flexinfer.ai/' does not match pattern",
-    "nodeAgent.nvidia.runtimeClassName=nvidia,nodeAgent.nvidia.nodeSelector=null": (
-        "nodeAgent.nvidia.runtimeClassName is nvidia, and nodeAgent.nvidia.nodeSelector selects no nodes"
-    ),
-    "models.nodeCacheSize=big": "'/models/nodeCacheSize': 'big' does not match pattern",
-}
 Identity = tuple[str, str, str]
 
 

@@ -7,7 +7,8 @@ import yaml
 
 from cli.console import api
 from console.density_prices import DensityPrices
-from tests.cluster.install.test_chart import EVERYTHING, Identity, render, render_everything
+from tests.cluster.install.chart_values import EVERYTHING
+from tests.cluster.install.test_chart import Identity, render, render_everything
 
 VALUES = EVERYTHING["console"]
 CONSOLE: Identity = ("Deployment", "pomona-system", "pomona-console")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from crds.meta import GATEWAY_SHARDS
-from tests.cluster.install.test_chart import CONTROLLER, EVERYTHING, Identity, render, render_everything
+from tests.cluster.install.chart_values import EVERYTHING
+from tests.cluster.install.test_chart import CONTROLLER, Identity, render, render_everything
 
 VALUES = EVERYTHING["gateway"]
 GATEWAY: Identity = ("Deployment", "pomona-system", "pomona-gateway")

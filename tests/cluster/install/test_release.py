@@ -90,7 +90,7 @@ async def leader(client: Client) -> str:
 
 async def observe_available(client: Client, seen: list[int]) -> None:
     """Record how many replicas of the controller are available, in each state of its Deployment."""
-    async for deployments in watch_states(client, DEPLOYMENTS, CONTROLLER_NAMESPACE):
+    async for deployments in watch_states(client, DEPLOYMENTS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS):
         seen.extend(deployment["status"].get("availableReplicas", 0) for deployment in deployments)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import yaml
 
 from cli.extender import command
-from tests.cluster.install.test_chart import EVERYTHING, Identity, render, render_everything
+from tests.cluster.install.chart_values import EVERYTHING
+from tests.cluster.install.test_chart import Identity, render, render_everything
 
 VALUES = EVERYTHING["scheduler"]
 SCHEDULER: Identity = ("Deployment", "pomona-system", "pomona-scheduler")
