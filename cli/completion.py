@@ -8,7 +8,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, MODELS, NAMESPACES, NODES, Resource
+from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, METAL_HOSTS, MODELS, NAMESPACES, NODES, Resource
 
 SECONDS: Final = 2.0
 """Time for the answer of the API server: whoever presses Tab waits no longer."""
@@ -63,6 +63,7 @@ def complete_names(*resources: Resource) -> Complete:
 complete_services: Final = complete_names(INFERENCE_SERVICES)
 complete_hosts: Final = complete_names(METAL_HOSTS)
 complete_cells: Final = complete_names(METAL_HOSTS, NODES)
+complete_keys: Final = complete_names(GATEWAY_KEYS)
 complete_models: Final = complete_names(MODELS)
 complete_namespaces: Final = complete_names(NAMESPACES)
 

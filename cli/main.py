@@ -18,6 +18,7 @@ SECTIONS = {
         "simulate": ("show each node and host before and after a further model", "cli.density.simulate"),
         "cost": ("show what services and namespaces take, and cost", "cli.density.cost"),
         "chat": ("ask a service of the cluster", "cli.service.chat"),
+        "key": ("make, list, replace and delete keys for the gateway", "cli.key.command"),
         "bench": ("measure how fast a service, or any engine, generates", "cli.service.bench"),
         "logs": ("print what the engines of a service have logged", "cli.service.logs"),
         "delete": ("delete a service of the cluster", "cli.service.delete"),

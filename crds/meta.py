@@ -6,6 +6,7 @@ writer owns only the fields that it decided.
 """
 
 import functools
+import hashlib
 import zlib
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -131,6 +132,14 @@ LOWEST_PRIORITY: Final[Priority] = get_args(Priority)[-1]
 
 HTTPS: Final = "https"
 """Value of `appProtocol` on the port of a slice if its host serves with a certificate; else the field is absent."""
+
+
+def digest_request(value: str) -> str:
+    """Return the identifier of a replacement by the value of the annotation that asks for it; empty for an empty one.
+
+    The value itself is not repeated elsewhere: it is whatever a user has written.
+    """
+    return hashlib.sha256(value.encode()).hexdigest()[:16] if value else ""
 
 
 def slice_name(service: str, host: str) -> str:

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Patch, child, ref
-from controller.services.tokens import digest_request
 from crds.gatewaykey import (
     KEY_ENTRY,
     MOST_PREVIOUS_KEYS,
@@ -24,7 +23,7 @@ from crds.gatewaykey import (
     digest_key,
     key_secret_name,
 )
-from crds.meta import KEY_ROTATION, ROTATE_KEY
+from crds.meta import KEY_ROTATION, ROTATE_KEY, digest_request
 from kube.client import Obj
 from kube.resources import GATEWAY_KEYS, SECRETS, Resource
 from kube.time import rfc3339

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Patch, child, ref
 from crds.inferenceservice import InferenceService
-from crds.meta import ROTATE_TOKEN, TOKEN_DIGEST, TOKEN_ROTATION
+from crds.meta import ROTATE_TOKEN, TOKEN_DIGEST, TOKEN_ROTATION, digest_request
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.resources import INFERENCE_SERVICES, SECRETS, ObjectKey, Resource, object_key
@@ -73,11 +73,6 @@ class TokenStep(NamedTuple):
 def digest_rotation_request(service: InferenceService) -> str:
     """Return the digest of the service's annotation that asks for a new token; empty without one."""
     return digest_request(service.metadata.annotations.get(ROTATE_TOKEN, ""))
-
-
-def digest_request(value: str) -> str:
-    """Return the digest of the value of an annotation that asks for a replacement; empty for an empty value."""
-    return hashlib.sha256(value.encode()).hexdigest()[:16] if value else ""
 
 
 def is_new_rotation(wanted: str, rotation: str) -> bool:

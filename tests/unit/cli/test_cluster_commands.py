@@ -32,6 +32,10 @@ COMMANDS = (
     ["plan", "drain", "studio-1"],
     ["plan", "add", "--accelerator", "metal", "--memory", "64Gi"],
     ["plan", "-f", "examples/model.yaml"],
+    ["key", "create", "app"],
+    ["key", "list"],
+    ["key", "rotate", "app"],
+    ["key", "delete", "app"],
     ["hosts"],
     ["host", "list"],
     ["host", "join", "studio-1", "--server", "https://192.0.2.1"],
@@ -41,7 +45,7 @@ COMMANDS = (
     ["host", "drain", "studio-1"],
     ["host", "taint", "studio-1", "dedicated:NoSchedule"],
 )
-GROUP = {"cordon", "drain", "join", "list", "remove", "taint", "uncordon"}
+GROUP = {"cordon", "create", "delete", "drain", "join", "list", "remove", "rotate", "taint", "uncordon"}
 IDS = [" ".join(command) for command in COMMANDS]
 NOT_FOUND = (404, "404 page not found\n")
 """The answer of an API server to a kind that it does not know: no object of the kind Status."""

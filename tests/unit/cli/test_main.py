@@ -131,7 +131,7 @@ def test_each_command_that_prints_facts_prints_them_as_json_and_yaml_by_one_opti
             assert {"json", "yaml"} <= set(output.type.choices), path
             printing.add(" ".join(path))
     assert printing == {
-        *("bench", "catalog", "deploy", "fetch", "host list", "hosts", "inspect", "list", "status"),
+        *("bench", "catalog", "deploy", "fetch", "host list", "hosts", "inspect", "key list", "list", "status"),
         *("agent doctor", "agent status", "agent weights"),
         *("queue", "queue explain", "plan", "plan add", "plan drain", "simulate", "cost"),
     }
