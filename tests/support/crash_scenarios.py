@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from kube.resources import INFERENCE_SERVICES, MODELS
+from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, MODELS
 from tests.support.crash_world import DEVICES, GIB, CrashWorld, State
 
 Scenario = Callable[[CrashWorld], Awaitable[None]]
@@ -224,6 +224,33 @@ def _is_served(state: State, **is_ready: bool) -> bool:
     )
 
 
+def _has_keys(state: State, *, previous: int) -> bool:
+    """Decide whether a GatewayKey has a key, and so many that it has replaced."""
+    status: dict[str, Any] = state["gatewaykeys"]["app"]["status"]
+    (condition,) = status["conditions"]
+    return condition["reason"] == "Valid" and len(status.get("previous", ())) == previous
+
+
+async def replace_keys(world: CrashWorld) -> None:
+    """A GatewayKey gets a key, then another one, then one of the user's that is replaced at once, and is deleted.
+
+    No key is lost before its time, so that the number of those that are valid is the same in each world.
+    """
+    await make_host_model(world)
+    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", replicas=0)
+    await world.make(GATEWAY_KEYS, "app", services=["chat"])
+    await world.checkpoint("made", partial(_has_keys, previous=0))
+    await world.replace_key("monday")
+    await world.checkpoint("replaced", partial(_has_keys, previous=1))
+    await world.put_key("k" * 40)
+    await world.replace_key("tuesday")
+    await world.checkpoint("edited and replaced", partial(_has_keys, previous=3))
+    await world.edit("app", GATEWAY_KEYS, overlapSeconds=0)
+    await world.checkpoint("ended", partial(_has_keys, previous=0))
+    await world.delete(GATEWAY_KEYS, "app")
+    await world.checkpoint("deleted", lambda state: "app-key" not in state["secrets"])
+
+
 async def queue_for_devices(world: CrashWorld) -> None:
     """Two services fill all nodes. The lower one makes way for a critical one, waits, and comes back at its place."""
     await world.make(MODELS, "tiny", source="ollama://tiny:1b", memoryBytes=GIB)
@@ -266,6 +293,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         lose_a_host,
         drain_hosts,
         wait_for_room,
+        replace_keys,
         queue_for_devices,
     )
 }

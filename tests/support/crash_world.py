@@ -7,6 +7,7 @@ fault that state must be the same as in an undisturbed run, which `checkpoint` c
 """
 
 import asyncio
+import base64
 import contextlib
 import copy
 import json
@@ -21,12 +22,13 @@ from controller.placement.pod_requests import find_pinned_node, is_gated
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import mounted_claims
 from controller.run import Controller
-from crds.meta import CLI_FIELD_MANAGER, DRAINED, LABEL_SLICE_MANAGED_BY, ROTATE_TOKEN, SLICE_MANAGED_BY
+from crds.meta import CLI_FIELD_MANAGER, DRAINED, LABEL_SLICE_MANAGED_BY, ROTATE_KEY, ROTATE_TOKEN, SLICE_MANAGED_BY
 from kube.client import Client, Obj
 from kube.errors import ApiError
 from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
+    GATEWAY_KEYS,
     INFERENCE_SERVICES,
     JOBS,
     METAL_HOSTS,
@@ -67,7 +69,17 @@ POD_CONDITIONS: Final = ("PodScheduled", "ContainersReady", "Ready")
 """Conditions that are True of a pod that runs."""
 MIRROR: Final = "mirror.example/"
 """The prefix that a policy may put before images: it is left out of a state."""
-COMPARED: Final = (MODELS, INFERENCE_SERVICES, METAL_PROCESSES, DEPLOYMENTS, SERVICES, SECRETS, JOBS, PVCS)
+COMPARED: Final = (
+    MODELS,
+    INFERENCE_SERVICES,
+    GATEWAY_KEYS,
+    METAL_PROCESSES,
+    DEPLOYMENTS,
+    SERVICES,
+    SECRETS,
+    JOBS,
+    PVCS,
+)
 JOB_RESULTS: Final = {
     "inspect": {"file": "tiny.gguf", "revision": "v1", "sizeBytes": 1000, "gguf": {"architecture": "llama"}},
     "fetch": {"file": "tiny.gguf", "sizeBytes": 1000},
@@ -76,6 +88,8 @@ _VOLATILE: Final = frozenset(
     {
         *("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "annotations", "clusterIP"),
         *("lastTransitionTime", "clusterIPs", "volumeName", "data", "observedGeneration", "deletionTimestamp", "proof"),
+        # Keys are random.
+        *("digest", "validUntil"),
         # Which of two equal nodes was the best, and why, depends on what was free and ready when it was chosen.
         *("unusedSince", "enqueuedAt", "estimatedStart", "noEstimate", "placement", "nodes"),
     }
@@ -205,6 +219,16 @@ class CrashWorld:
         operation = {"op": "add", "path": "/metadata/annotations", "value": {ROTATE_TOKEN: "another"}}
         await self.client.patch_json(INFERENCE_SERVICES, name, self.namespace, [operation])
 
+    async def replace_key(self, value: str, name: str = "app") -> None:
+        """Ask for another key of a GatewayKey, by its annotation."""
+        operation = {"op": "add", "path": "/metadata/annotations", "value": {ROTATE_KEY: value}}
+        await self.client.patch_json(GATEWAY_KEYS, name, self.namespace, [operation])
+
+    async def put_key(self, text: str, name: str = "app") -> None:
+        """Put a key into the Secret of a GatewayKey, as a user does."""
+        operation = {"op": "add", "path": "/data/key", "value": base64.b64encode(text.encode()).decode()}
+        await self.client.patch_json(SECRETS, f"{name}-key", self.namespace, [operation])
+
     async def delete(self, resource: Resource, name: str) -> None:
         """Delete an object."""
         observed = await self.client.get(resource, name, self.namespace)
@@ -317,7 +341,7 @@ class CrashWorld:
         # A crash at the very end hides the cancellation.
         while not self._is_over:
             try:
-                options = ControllerOptions(PodSettings("pomona:test"), elects=False, min_run_seconds=0.0)
+                options = ControllerOptions(PodSettings("pomona:test"), elects=False, min_run_seconds=0.0, gateway=True)
                 await Controller(Client(self.transport), no_credentials, options).run()
             except* Crash:
                 self.crashes += 1

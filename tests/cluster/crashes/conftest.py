@@ -12,6 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from controller import run
+from controller.gateway.token_shards import TokenShards
 from controller.hosts import reconciler as hosts_reconciler
 from controller.placement import admission
 from controller.reconcile import feed
@@ -45,8 +46,14 @@ MakeWorld = Callable[..., contextlib.AbstractAsyncContextManager[CrashWorld]]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read Leases as often as the short ones of these tests need, and write in the same order each time.
 
-    An API server that holds up no write needs no long wait for late ones.
+    An API server that holds up no write needs no long wait for late ones. The Secrets of the gateway are left out: all
+    worlds would write the same ones.
     """
+
+    async def copy_no_token(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(TokenShards, "run", copy_no_token)
     monkeypatch.setattr(hosts_reconciler, "READ_SECONDS", LEASE_SECONDS / 8)
     monkeypatch.setattr(admission, "LATE_WRITE_SECONDS", 4.0)
     monkeypatch.setattr(run, "WORKERS", 1)
