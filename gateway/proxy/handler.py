@@ -55,7 +55,7 @@ def _answer_other(exchange: Exchange, router: ListenerRouter, pod: PodReports | 
     Return the exchange of an answer that is awaited; None if the response was sent. Raises RequestError.
     """
     # 1. Without authorization: anyone may ask for the health, so the answer has no name of a service.
-    path, method = exchange.head.path, exchange.head.method
+    path, method = paths.resolve_alias(exchange.head.path), exchange.head.method
     if path == paths.HEALTH and method == "GET":
         _report_service(exchange, serves=router.is_serving)
         return None

@@ -44,7 +44,8 @@ class InferenceHead(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def read_inference_head(head: RequestHead) -> InferenceHead | None:
     """Read the head of a POST of an authorized client; None if its path is not for inference. Raises RequestError."""
-    route = paths.INFERENCE.get(head.path)  # the name of the path
+    path = paths.resolve_alias(head.path)
+    route = paths.INFERENCE.get(path)  # the name of the path
     if route is None:
         return None
     request_id = head.headers.get(REQUEST_ID)
@@ -52,7 +53,7 @@ def read_inference_head(head: RequestHead) -> InferenceHead | None:
     return InferenceHead(
         route=route,
         request_id=request_id if _VALID_REQUEST_ID.fullmatch(request_id) else "",
-        forwarded=b"POST %b HTTP/1.1\r\n%b" % (head.path.encode(), head.headers.encode_forwarded(_NOT_TO_ENGINE)),
+        forwarded=b"POST %b HTTP/1.1\r\n%b" % (path.encode(), head.headers.encode_forwarded(_NOT_TO_ENGINE)),
         coding=read_coding(head.headers),
         boundary=read_boundary(head.headers) if route in paths.FORM_ROUTES else b"",
     )

@@ -1,5 +1,6 @@
 """The URL paths that clients may use. No other path of an engine can be reached: no loading, pulling or settings."""
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -39,10 +40,22 @@ FORM_ROUTES: Final = frozenset({"transcriptions", "translations"})
 ANTHROPIC_ROUTES: Final = frozenset({"messages", "count_tokens"})
 """Names of the paths of Anthropic's API, whose clients read another form of errors."""
 
+_ALIAS_PREFIX: Final = re.compile(r"^/engines(?:/llama\.cpp)?(?=/v1/)")
+
 SERVED: Final = ", ".join((MODELS, *INFERENCE))
 """The list for an error message."""
 
 
+def resolve_alias(path: str) -> str:
+    """Return the path that another one stands for, or the path itself.
+
+    Docker Model Runner serves the same API under `/engines/llama.cpp/v1` and `/engines/v1`: a program that was written
+    for it finds it here, too, and only its base URL changes.
+    """
+    return _ALIAS_PREFIX.sub("", path)
+
+
 def route_name(path: str) -> str:
     """Return the label of `path` in metrics and log; never the path itself, which a client may fill with anything."""
+    path = resolve_alias(path)
     return INFERENCE.get(path, "models" if path == MODELS else "other")

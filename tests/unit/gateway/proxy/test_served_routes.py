@@ -9,7 +9,7 @@ from msgspec import structs
 
 from gateway.proxy.config import Backend, ProxyConfig, RouterListener
 from gateway.proxy.errors import RequestError
-from gateway.proxy.paths import INFERENCE
+from gateway.proxy.paths import INFERENCE, resolve_alias, route_name
 from gateway.proxy.served_routes import check_route, suggest_paths
 from runtimes.registry import RUNTIMES
 from tests.unit.gateway.proxy.running_proxy import (
@@ -136,3 +136,44 @@ async def test_engine_that_answers_that_it_lacks_a_path_is_translated_alike(
         assert message.startswith("service ns/tiny: its engine does not serve /v1/responses: use /v1/chat/completions")
         assert "/v1/responses," not in message
         assert (await proxy.stats()).errors == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "served"),
+    [
+        *((f"/engines/llama.cpp{path}", path) for path in INFERENCE if path.startswith("/v1/")),
+        ("/engines/v1/models/tiny", "/v1/models/tiny"),
+        ("/v1/messages", "/v1/messages"),
+        ("/engines/vllm/v1/models", "/engines/vllm/v1/models"),
+        ("/engines/engines/v1/models", "/engines/engines/v1/models"),
+        ("/engines/llamaXcpp/v1/models", "/engines/llamaXcpp/v1/models"),
+        ("/v1/engines/v1/models", "/v1/engines/v1/models"),
+        ("/engines/v1", "/engines/v1"),
+    ],
+)
+def test_paths_of_docker_model_runner_stand_for_those_without_the_prefix(path: str, served: str) -> None:
+    assert resolve_alias(path) == served
+    assert route_name(path) == route_name(served)
+
+
+@pytest.mark.parametrize("prefix", ["/engines/llama.cpp/v1", "/engines/v1"])
+async def test_engine_gets_the_path_without_the_prefix(
+    proxy: ProxyProcess, http: aiohttp.ClientSession, prefix: str
+) -> None:
+    asked: list[str] = []
+
+    async def refuse(request: web.BaseRequest) -> web.StreamResponse:
+        asked.append(request.raw_path)
+        return web.json_response({"error": {"message": "no"}}, status=400)
+
+    async with fake_engine(refuse) as engine:
+        url = await proxy.serve(engine)
+        async with http.post(f"{url}{prefix}/messages?beta=true", json=CHAT, headers=AUTHORIZED) as response:
+            assert (await response.json())["type"] == "error"  # the form of Anthropic's API
+        async with http.get(f"{url}{prefix}/models", headers=AUTHORIZED) as response:
+            assert [model["id"] for model in (await response.json())["data"]] == ["tiny"]
+        async with http.post(f"{url}{prefix}/models", headers=AUTHORIZED) as response:
+            assert response.status == 405
+        async with http.post(f"{url}{prefix}/messages", json=CHAT) as response:
+            assert (response.status, (await response.json())["type"]) == (401, "error")
+    assert asked == ["/v1/messages"]
