@@ -19,6 +19,7 @@ SECTIONS = {
         "cost": ("show what services and namespaces take, and cost", "cli.density.cost"),
         "chat": ("ask a service of the cluster", "cli.service.chat"),
         "key": ("make, list, replace and delete keys for the gateway", "cli.key.command"),
+        "endpoint": ("print the configuration of a client for the gateway", "cli.endpoint.command"),
         "bench": ("measure how fast a service, or any engine, generates", "cli.service.bench"),
         "logs": ("print what the engines of a service have logged", "cli.service.logs"),
         "delete": ("delete a service of the cluster", "cli.service.delete"),

@@ -105,6 +105,10 @@ JOBS: Final = Resource("batch", "v1", "jobs", "Job")
 DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
 POD_DISRUPTION_BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+INGRESSES: Final = Resource("networking.k8s.io", "v1", "ingresses", "Ingress")
+HTTP_ROUTES: Final = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
+GATEWAYS: Final = Resource("gateway.networking.k8s.io", "v1", "gateways", "Gateway")
+"""Kinds of the Gateway API, which a cluster may have or not."""
 LOCAL_QUEUES: Final = Resource("kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")
 """A kind of Kueue, which a cluster may have or not."""
 VISIBLE_QUEUES: Final = Resource("visibility.kueue.x-k8s.io", "v1beta2", "localqueues", "LocalQueue")

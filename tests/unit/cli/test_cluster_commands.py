@@ -21,6 +21,7 @@ COMMANDS = (
     ["logs", "chat"],
     ["chat", "chat", "Hello"],
     ["bench", "chat"],
+    ["endpoint"],
     ["delete", "chat"],
     ["deploy", "chat", "--model", "tiny"],
     ["deploy", "qwen3-8b"],
@@ -168,7 +169,7 @@ def test_namespace_is_that_of_the_context_unless_stated(serve: Serve, tmp_path: 
     "words",
     [
         *(["status"], ["logs"], ["chat"], ["delete"], ["list", "-n"], ["deploy", "chat", "--model"]),
-        *(["queue", "explain"], ["plan", "drain"]),
+        *(["queue", "explain"], ["plan", "drain"], ["endpoint", "--key"]),
         *(["host", "cordon"], ["host", "uncordon"], ["host", "drain"], ["host", "taint"], ["host", "remove"]),
     ],
     ids=" ".join,

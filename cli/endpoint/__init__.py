@@ -1,0 +1,1 @@
+"""`pomona endpoint`: how programs reach the gateway of the cluster."""
