@@ -116,7 +116,7 @@ from anthropic import Anthropic
 
 messages = [{{"role": "user", "content": "Hello"}}]
 answer = Anthropic().messages.create(model={json.dumps(facts.model)}, messages=messages, max_tokens=1000)
-print(answer.content[0].text)
+print(*(block.text for block in answer.content if block.type == "text"))
 PROGRAM
 """
 
