@@ -19,7 +19,7 @@ _OUTPUT_PART: Final = 4
 
 
 class EndpointFacts(NamedTuple):
-    """What a client needs to know of the gateway."""
+    """The facts of the gateway that a client is configured with."""
 
     url: str
     """The base URL, without /v1."""
@@ -36,7 +36,7 @@ class EndpointFacts(NamedTuple):
 
 
 class ClientConfiguration(NamedTuple):
-    """How one client is configured."""
+    """The configuration of one client."""
 
     list_variables: Callable[[EndpointFacts], Mapping[str, str]]
     """Returns the environment variables that are set, with expressions of the shell."""

@@ -14,7 +14,7 @@ _NOT_RELAYED = {"host", "content-length", "transfer-encoding", "connection", "au
 
 
 class Fault(NamedTuple):
-    """What becomes of one request, in this order; without any of these it is relayed."""
+    """The faults of one request, in this order; without any of these it is relayed."""
 
     status: int = 0
     """The engine is not asked, and this error is the answer."""
