@@ -39,6 +39,8 @@ PROBLEM_SECONDS: Final = 60.0
 """Time after which a Secret is read again that has no key which may be used: its owner corrects it."""
 LEFT_BEHIND_SECONDS: Final = 2.0
 """Pause before a Secret is read again that garbage collection is about to delete."""
+MOST_COMPARISONS: Final = 20_000
+"""Comparisons of patterns with services after which a key counts as one that opens some: tenants choose patterns."""
 AT_ONCE: Final = 0.0
 """Pause after the Secret was written, whose answer the next decision reads: Secrets are not watched."""
 
@@ -327,10 +329,12 @@ def _find_spec_problem(store: Store, gateway_key: GatewayKey, now: datetime) -> 
     if read_expiry_seconds(spec) <= now.timestamp():
         return "Expired", f"spec.expiresAt is {spec.expires_at}, which is over: set a later time"
     patterns = {"services": spec.services}
+    left = MOST_COMPARISONS // max(1, len(spec.services))
     for value in (namespace, EVERY_NAMESPACE):
-        services = store.by_index(INFERENCE_SERVICES, NAMESPACE_INDEX, value)
-        if any(_opens(namespace, patterns, service) for service in services):
-            return None
+        for service in store.by_index(INFERENCE_SERVICES, NAMESPACE_INDEX, value):
+            if not left or _opens(namespace, patterns, service):
+                return None
+            left -= 1
     way_out = f"make an InferenceService, or have spec.access of one admit namespace {namespace}"
     if spec.services:
         message = f"spec.services fits no service that namespace {namespace} may use: correct it, {way_out}"

@@ -1,6 +1,7 @@
 """The life of a key: how it is made, replaced, shared out among GatewayKeys, and what its condition says."""
 
 import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -204,6 +205,24 @@ async def test_key_that_opens_no_service_says_so(spec: dict[str, Any], words: st
     world.store.put(INFERENCE_SERVICES, admitted)
     await world.settle()
     assert world.reason() == "Valid"
+
+
+async def test_hostile_patterns_hold_nothing_up() -> None:
+    """Nothing is said about a key with many patterns that fit none of many services."""
+    patterns = ["*/" + "*a" * 58 + "*" + "b" * (number % 7) for number in range(64)]
+    world = KeyWorld(gateway_key(services=patterns), has_service=False)
+    for number in range(2000):
+        shared = service(f"service-{'a' * 25}{number}", access={"namespaces": ["*"]})
+        shared["metadata"]["namespace"] = "others"
+        world.store.put(INFERENCE_SERVICES, shared)
+    await world.settle()
+    started = time.process_time()
+    await world.settle()
+    assert time.process_time() - started < 0.5
+    assert world.reason() == "Valid"
+    world.change(services=["none"])
+    await world.settle()
+    assert world.reason() == "NoService"
 
 
 def test_keys_that_open_a_service_follow_it() -> None:
