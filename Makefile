@@ -153,8 +153,9 @@ binaries: setup ## Build the control plane of tests and demo, and Helm, into the
 	@$(BIN)/python -m tests.controlplane.helm >/dev/null
 
 .PHONY: servers
-servers: setup ## Build the servers that tests fetch weights from, and Ollama, into the user's cache, once
+servers: setup ## Get the servers that tests fetch weights from, Redis, Valkey and Ollama into the user's cache, once
 	@$(BIN)/python -m tests.support.servers.programs >/dev/null
+	@$(BIN)/python -m tests.support.servers.limit_stores >/dev/null
 	@$(BIN)/python -m tests.support.ollama.program >/dev/null
 
 # It takes minutes to build: only long tests need it.
@@ -174,9 +175,9 @@ image: ## Build Pomona's image with podman, buildah, docker or nerdctl; IMAGE=na
 lock: ## Refresh requirements.lock, and the locks of the image, from pyproject.toml
 	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet '$(UV)'; }
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header \
-	  --extra controller --extra llama --extra mlx --extra dev pyproject.toml --output-file requirements.lock
+	  --extra controller --extra gateway --extra llama --extra mlx --extra dev pyproject.toml --output-file requirements.lock
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --constraint requirements.lock \
-	  --extra controller pyproject.toml --output-file $(IMAGE_LOCKS)/requirements.lock
+	  --extra controller --extra gateway pyproject.toml --output-file $(IMAGE_LOCKS)/requirements.lock
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
 	  | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --constraint requirements.lock \
 	  - --output-file $(IMAGE_LOCKS)/build-requirements.lock
