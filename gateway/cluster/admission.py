@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gateway.cluster.limiter import AdmittedRequest, Limiter
 from gateway.cluster.rate_limits import TOKENS, LimitScope
 from gateway.cluster.token_estimate import estimate_prompt_tokens, estimate_tokens
-from gateway.cluster.usage import UsageLabels, UsageTable
+from gateway.cluster.usage import UsageTable
 from gateway.proxy.response_body import TokenCount
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Admissions:
             key: namespace and name of its key.
             scopes: the limits of the key and of its namespace; empty: it has none.
         """
-        labels = UsageLabels(*key, service.config.name)
+        labels = (*key, service.config.name)
         if not scopes:
             return KeyAdmission(labels, self.usage, None, request)
         tokens = 0
@@ -48,7 +48,7 @@ class Admissions:
         return KeyAdmission(labels, self.usage, admitted, request)
 
     async def _admit_later(
-        self, request: "InferenceRequest", labels: UsageLabels, scopes: Sequence[LimitScope], tokens: int
+        self, request: "InferenceRequest", labels: scopes: Sequence[LimitScope], tokens: int
     ) -> "KeyAdmission":
         admitted = await self.limiter.admit(scopes, tokens, request.route)
         return KeyAdmission(labels, self.usage, admitted, request)
@@ -68,7 +68,7 @@ class KeyAdmission:
 
     def __init__(
         self,
-        labels: UsageLabels,
+        labels: tuple[str, str, str],
         usage: UsageTable,
         admitted: AdmittedRequest | None,
         request: "InferenceRequest",
@@ -83,7 +83,7 @@ class KeyAdmission:
         """Count what was used, and give back what was reserved beyond it; a request that was not served is free."""
         prompt = self._prompt_tokens if tokens.prompt is None and was_served else tokens.prompt or 0
         generated = tokens.generated or 0
-        self._usage.count(self._labels, prompt, generated)
+        self._usage.count(*self._labels, prompt_tokens=prompt, generated_tokens=generated)
         if self._admitted:
             self._admitted.settle(prompt + generated)
 

@@ -4,7 +4,7 @@ Counts are kept for a bounded number of keys and services; what is beyond is cou
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -12,6 +12,7 @@ from gateway.proxy.metrics import family_lines
 
 MOST_LABEL_SETS: Final = 1000
 _PREFIX: Final = "pomona_gateway_key"
+_OTHERS: Final = ("other", "other", "other")
 _COUNTERS: Final = {
     "requests": "Requests of a key to a service that its limits admitted.",
     "prompt_tokens": "Tokens of prompts, as engines report them.",
@@ -20,19 +21,8 @@ _COUNTERS: Final = {
 """By field of `KeyUsage`: description."""
 
 
-class UsageLabels(NamedTuple):
-    """The namespace and the name of a key, and the service that it used."""
-
-    namespace: str
-    key: str
-    service: str
-
-
-_OTHERS: Final = UsageLabels("other", "other", "other")
-
-
 class KeyUsage(msgspec.Struct):
-    """The use that one key made of one service."""
+    """The use that one key, of a namespace, made of one service."""
 
     namespace: str
     key: str
@@ -46,10 +36,11 @@ class UsageTable:
     """The usage of all keys."""
 
     def __init__(self) -> None:
-        self._usages: dict[UsageLabels, KeyUsage] = {}
+        self._usages: dict[tuple[str, str, str], KeyUsage] = {}
 
-    def count(self, labels: UsageLabels, prompt_tokens: int, generated_tokens: int) -> None:
+    def count(self, namespace: str, key: str, service: str, *, prompt_tokens: int, generated_tokens: int) -> None:
         """Count a request that has ended, with the tokens that its engine reported."""
+        labels = (namespace, key, service)
         usage = self._usages.get(labels)
         if usage is None:
             if len(self._usages) >= MOST_LABEL_SETS:
@@ -59,10 +50,11 @@ class UsageTable:
         usage.prompt_tokens += prompt_tokens
         usage.generated_tokens += generated_tokens
 
-    def forget(self, is_gone: Callable[[UsageLabels], bool]) -> None:
+    def forget(self, is_gone: Callable[[KeyUsage], bool]) -> None:
         """Forget keys and services that are gone, so that others have their places."""
-        for labels in [labels for labels in self._usages if labels != _OTHERS and is_gone(labels)]:
-            del self._usages[labels]
+        for labels, usage in list(self._usages.items()):
+            if labels != _OTHERS and is_gone(usage):
+                del self._usages[labels]
 
     def list_usages(self) -> list[KeyUsage]:
         """Return all usages, which can be encoded as JSON."""
@@ -72,6 +64,9 @@ class UsageTable:
         """Return the series in Prometheus' text form."""
         lines: list[str] = []
         for field, description in _COUNTERS.items():
-            samples = [(labels._asdict(), getattr(usage, field)) for labels, usage in self._usages.items()]
+            samples = [
+                ({"namespace": usage.namespace, "key": usage.key, "service": usage.service}, getattr(usage, field))
+                for usage in self._usages.values()
+            ]
             lines += family_lines(f"{_PREFIX}_{field}_total", description, "counter", samples)
         return "".join(lines).encode()

@@ -29,12 +29,12 @@ def test_locks_of_the_image_pin_what_developers_have() -> None:
     assert {name: version for name, version in shared if everything.get(name, version) != version} == {}
 
 
-def test_lock_of_the_image_has_what_base_and_controller_require_and_no_engine() -> None:
+def test_lock_of_the_image_has_what_base_controller_and_gateway_require_and_no_engine() -> None:
     image = pins(LOCKS / "requirements.lock")
     needed = {
         re.split(r"[^A-Za-z0-9-]", require)[0]
         for require in requires("pomona") or ()
-        if "extra" not in require or re.search(r"extra == .(controller|s3).", require)
+        if "extra" not in require or re.search(r"extra == .(controller|gateway|s3).", require)
     }
     assert needed - {"pomona"} <= image.keys()
     assert not image.keys() & {"xllamacpp", "llama-cpp-python", "mlx", "mlx-lm", "pytest", "pip", "uv"}

@@ -2,14 +2,14 @@
 
 import msgspec
 
-from gateway.cluster.usage import MOST_LABEL_SETS, UsageLabels, UsageTable
+from gateway.cluster.usage import MOST_LABEL_SETS, UsageTable
 
 
 def test_usage_is_counted_by_key_and_service() -> None:
     table = UsageTable()
-    table.count(UsageLabels("team-a", "ci", "team-b/tiny"), 10, 3)
-    table.count(UsageLabels("team-a", "ci", "team-b/tiny"), 5, 0)
-    table.count(UsageLabels("team-a", "ci", "small"), 1, 1)
+    table.count("team-a", "ci", "team-b/tiny", prompt_tokens=10, generated_tokens=3)
+    table.count("team-a", "ci", "team-b/tiny", prompt_tokens=5, generated_tokens=0)
+    table.count("team-a", "ci", "small", prompt_tokens=1, generated_tokens=1)
     assert msgspec.to_builtins(table.list_usages()) == [
         {"namespace": "team-a", "key": "ci", "service": "team-b/tiny"}
         | {"requests": 2, "prompt_tokens": 15, "generated_tokens": 3},
@@ -25,12 +25,12 @@ def test_usage_is_counted_by_key_and_service() -> None:
 def test_label_sets_are_bounded_and_free_again() -> None:
     table = UsageTable()
     for number in range(MOST_LABEL_SETS + 50):
-        table.count(UsageLabels("team-a", f"key-{number}", "tiny"), 1, 1)
+        table.count("team-a", f"key-{number}", "tiny", prompt_tokens=1, generated_tokens=1)
     assert len(table.list_usages()) == MOST_LABEL_SETS + 1
     assert table.list_usages()[-1] == msgspec.structs.replace(
         table.list_usages()[-1], namespace="other", key="other", service="other", requests=50
     )
-    table.forget(lambda labels: labels.key != "key-7")
+    table.forget(lambda usage: usage.key != "key-7")
     assert [usage.key for usage in table.list_usages()] == ["key-7", "other"]
-    table.count(UsageLabels("team-a", "new", "tiny"), 1, 1)
+    table.count("team-a", "new", "tiny", prompt_tokens=1, generated_tokens=1)
     assert table.list_usages()[-1].key == "new"
