@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     help="File of certificate authorities, in PEM form, for hosts that serve https. Default: the system's authorities.",
 )
 @click.option(
+    "--redis-url-file",
+    type=EXISTING_FILE,
+    help="File with the URL of a Redis or Valkey, such as redis://:PASSWORD@HOST:6379/0, in which all replicas count "
+    "limits together. Default: each replica has its share of them.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(0, 86_400),
     default=600.0,
@@ -55,6 +61,7 @@ def command(
     tls_certificate: Path | None,
     tls_key: Path | None,
     hosts_ca: Path | None,
+    redis_url_file: Path | None,
     drain_seconds: float,
     verbose: bool,
 ) -> None:
@@ -83,16 +90,38 @@ def command(
     tls = Tls(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None
     trust = load_hosts_ca(hosts_ca) if hosts_ca is not None else None
 
+    redis_url = read_redis_url(redis_url_file) if redis_url_file is not None else None
+
     # 2. Serve until a signal.
     log.configure(verbose=verbose)
     log_libraries()
-    options = GatewayOptions(address, metrics_address, tls, trust, drain_seconds)
+    options = GatewayOptions(address, metrics_address, tls, trust, drain_seconds, redis_url)
     try:
         uvloop.run(_run(kubeconfig, options))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"--address or --metrics-address cannot be served: {error}") from error
+
+
+def read_redis_url(path: Path) -> str:
+    """Return the URL in a file, which is no argument because it may have a password.
+
+    Raises:
+        click.ClickException: it cannot be used.
+    """
+    try:
+        from gateway.cluster.redis_limits import connect_store  # noqa: PLC0415 - an extra
+
+        url = path.read_text().strip()
+        connect_store(url)
+    except ModuleNotFoundError as error:
+        message = "--redis-url-file needs the extra `gateway`: pip install 'pomona[gateway]'"
+        raise click.ClickException(message) from error
+    except (OSError, ValueError) as error:
+        message = f"--redis-url-file {path} has no URL such as redis://:PASSWORD@HOST:6379/0"
+        raise click.ClickException(message) from error
+    return url
 
 
 async def _run(kubeconfig: Path | None, options: "GatewayOptions") -> None:

@@ -48,7 +48,7 @@ class Admissions:
         return KeyAdmission(labels, self.usage, admitted, request)
 
     async def _admit_later(
-        self, request: "InferenceRequest", labels: scopes: Sequence[LimitScope], tokens: int
+        self, request: "InferenceRequest", labels: tuple[str, str, str], scopes: Sequence[LimitScope], tokens: int
     ) -> "KeyAdmission":
         admitted = await self.limiter.admit(scopes, tokens, request.route)
         return KeyAdmission(labels, self.usage, admitted, request)

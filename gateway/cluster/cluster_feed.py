@@ -34,15 +34,19 @@ _previous_tokens = msgspec.json.Decoder(dict[str, PreviousToken])
 
 
 class ClusterFeed:
-    """The catalog and the keys, as they follow from the cluster."""
+    """The catalog and the keys, as they follow from the cluster.
 
-    def __init__(self) -> None:
+    Args:
+        limiter: the limits of keys and namespaces.
+    """
+
+    def __init__(self, limiter: Limiter) -> None:
         self._store = Store()
         # One for each shard: a reflection removes from its store what it does not select.
         self._shards = [Store() for _ in SHARD_SELECTIONS]
         self._listed = [asyncio.Event() for _ in (*SELECTIONS, *SHARD_SELECTIONS)]
         self.catalog = Catalog(self._store)
-        self.admissions = Admissions(Limiter())
+        self.admissions = Admissions(limiter)
         self.keys = KeyTable(self._store, self.catalog, self.admissions, lambda: self.is_complete)
         self._replicas = Store()
         self._replicas.subscribe(self._count_replicas)

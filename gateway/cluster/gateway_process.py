@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import ssl
-from typing import Final, NamedTuple
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple
 
 from devices import limits
 from gateway.cluster.cluster_feed import ClusterFeed
+from gateway.cluster.limiter import Limiter
 from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionTimes, connection_caps
@@ -40,6 +42,8 @@ class GatewayOptions(NamedTuple):
     """Verifies the certificates of hosts; None: the system's authorities do."""
     drain_seconds: float = 600.0
     """Time that running requests have after the stop signal."""
+    redis_url: str | None = None
+    """Redis or Valkey in which all replicas count limits together; None: each replica has its share of them."""
 
 
 async def run(client: Client, options: GatewayOptions) -> None:
@@ -55,7 +59,8 @@ async def run(client: Client, options: GatewayOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         # What all requests share, and the services and keys by which they are routed.
         pool = await stack.enter_async_context(UpstreamPool(options.trust))
-        feed = ClusterFeed()
+        limiter, counting = _open_limiter(options.redis_url)
+        feed = ClusterFeed(limiter)
         shared = SharedResources(
             feed.catalog.in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive()
         )
@@ -70,7 +75,7 @@ async def run(client: Client, options: GatewayOptions) -> None:
             server = build_health(feed, stop)
             await stack.enter_async_context(serve_answers(server, *options.metrics_address))
         log.info("gateway_started", address=options.address[0], port=listener.port)
-        following = asyncio.ensure_future(_follow(client, feed))
+        following = asyncio.ensure_future(_follow(client, feed, counting))
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
 
@@ -91,9 +96,21 @@ async def run(client: Client, options: GatewayOptions) -> None:
     log.info("gateway_stopped")
 
 
-async def _follow(client: Client, feed: ClusterFeed) -> None:
-    """Follow the cluster for ever, and log when everything was read."""
+def _open_limiter(redis_url: str | None) -> tuple[Limiter, Coroutine[Any, Any, None] | None]:
+    """Return the limiter, and what has to run beside it; None: nothing."""
+    if redis_url is None:
+        return Limiter(), None
+    from gateway.cluster.redis_limits import RedisLimiter, connect_store  # noqa: PLC0415 - its library is an extra
+
+    limiter = RedisLimiter(connect_store(redis_url))
+    return limiter, limiter.run()
+
+
+async def _follow(client: Client, feed: ClusterFeed, counting: Coroutine[Any, Any, None] | None) -> None:
+    """Follow the cluster, and count limits in a store, for ever; log when everything was read."""
     async with asyncio.TaskGroup() as tasks:
+        if counting is not None:
+            tasks.create_task(counting)
         tasks.create_task(feed.follow(client))
         await feed.wait_until_complete()
         log.info("catalog_complete", services=len(feed.catalog.services), keys=len(feed.keys.keys))

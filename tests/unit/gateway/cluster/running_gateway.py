@@ -13,6 +13,7 @@ import msgspec
 
 from crds.meta import gateway_token_key
 from gateway.cluster.cluster_feed import ClusterFeed
+from gateway.cluster.limiter import Limiter
 from gateway.cluster.watched_objects import SELECTIONS, SHARD_SELECTIONS
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
@@ -143,10 +144,10 @@ class RunningGateway(NamedTuple):
 
 
 @asynccontextmanager
-async def gateway_in_process() -> AsyncIterator[RunningGateway]:
+async def gateway_in_process(limiter: Limiter | None = None) -> AsyncIterator[RunningGateway]:
     """Run a gateway in this process; it is healthy, as if it had read the whole cluster."""
     async with UpstreamPool() as pool:
-        feed = ClusterFeed()
+        feed = ClusterFeed(limiter or Limiter())
         for listed in feed._listed:
             listed.set()
         shared = SharedResources(
