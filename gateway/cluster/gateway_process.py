@@ -59,7 +59,7 @@ async def run(client: Client, options: GatewayOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         # What all requests share, and the services and keys by which they are routed.
         pool = await stack.enter_async_context(UpstreamPool(options.trust))
-        limiter, counting = _open_limiter(options.redis_url)
+        limiter, counting = _open_limiter(options.redis_url, stack)
         feed = ClusterFeed(limiter)
         shared = SharedResources(
             feed.catalog.in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive()
@@ -96,13 +96,17 @@ async def run(client: Client, options: GatewayOptions) -> None:
     log.info("gateway_stopped")
 
 
-def _open_limiter(redis_url: str | None) -> tuple[Limiter, Coroutine[Any, Any, None] | None]:
-    """Return the limiter, and what has to run beside it; None: nothing."""
+def _open_limiter(
+    redis_url: str | None, stack: contextlib.AsyncExitStack
+) -> tuple[Limiter, Coroutine[Any, Any, None] | None]:
+    """Return the limiter, and the coroutine that has to run beside it, if any; `stack` closes its store."""
     if redis_url is None:
         return Limiter(), None
     from gateway.cluster.redis_limits import RedisLimiter, connect_store  # noqa: PLC0415 - its library is an extra
 
-    limiter = RedisLimiter(connect_store(redis_url))
+    store = connect_store(redis_url)
+    stack.push_async_callback(store.aclose)
+    limiter = RedisLimiter(store)
     return limiter, limiter.run()
 
 

@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import pytest
+from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
@@ -24,6 +26,8 @@ from gateway.cluster.redis_limits import RedisLimiter, connect_store
 from gateway.proxy.errors import RequestError
 from tests.support.eventually import eventually
 from tests.support.servers.limit_stores import STORES, StoreServer, run_store
+from tests.unit.gateway.cluster.running_gateway import AUTHORIZED, gateway_in_process
+from tests.unit.gateway.proxy.running_proxy import fake_engine
 
 LIMIT = 600_000
 TOKEN_US = 100
@@ -444,3 +448,33 @@ def test_store_decides_as_memory_does(name: str, tmp_path: Path) -> None:
 def test_url_of_a_store_is_checked() -> None:
     with pytest.raises(ValueError, match="redis://"):
         connect_store("http://127.0.0.1:6379")
+
+
+async def test_two_gateways_admit_a_limit_together(store: StoreServer) -> None:
+    """A client that is spread over both gets no more than one gateway alone would give."""
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(fake_engine(answer_at_once))
+        urls = []
+        for _ in range(2):
+            client = connect_store(store.url)
+            stack.push_async_callback(client.aclose)
+            limiter = RedisLimiter(client, call_seconds=PATIENT_SECONDS)
+            counting = asyncio.create_task(limiter.run())
+            stack.callback(counting.cancel)
+            gateway = await stack.enter_async_context(gateway_in_process(limiter))
+            gateway.cluster.put_key(requestsPerMinute=3)
+            gateway.cluster.serve("team-a", "chat", engine.url)
+            urls.append(gateway.url)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+
+        async def ask(url: str) -> int:
+            body = {"model": "chat", "messages": []}
+            async with http.post(f"{url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
+                return response.status
+
+        statuses = await asyncio.gather(*(ask(url) for url in urls * 4))
+        assert Counter(statuses) == {200: 3, 429: 5}
+
+
+async def answer_at_once(_request: web.BaseRequest) -> web.StreamResponse:
+    return web.json_response({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
