@@ -13,6 +13,7 @@ from crds.meta import GROUP, VERSION
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.model import Model
+from crds.modelroute import ModelRoute
 from crds.nodefitness import NodeFitness
 from crds.schema import Schema, field_schema
 
@@ -204,6 +205,16 @@ DEFINITIONS = (
         ),
         cluster_scoped=True,
         rules=(gatewayquota.NAME_RULE,),
+    ),
+    Definition(
+        struct=ModelRoute,
+        plural="modelroutes",
+        short="mr",
+        columns=(
+            Column("Ready", condition("Ready", "status")),
+            Column("Reason", condition("Ready", "reason")),
+            Column("Message", condition("Ready", "message"), wide=True),
+        ),
     ),
     Definition(
         struct=MetalHost,

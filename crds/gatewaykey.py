@@ -39,7 +39,8 @@ class GatewayKeySpec(ApiStruct, frozen=True):
         Meta(max_length=64),
         "Services that the key opens: NAME of the namespace of the key, or NAMESPACE/NAME. * stands for any letters "
         "but /, so that chat-* are services of this namespace and */* all. Of other namespaces it opens only services "
-        "whose spec.access admits this one. Default: all services that this namespace may use.",
+        "whose spec.access admits this one. By a ModelRoute the key reaches those of its services that are listed "
+        "here; the name of the route counts for nothing. Default: all services that this namespace may use.",
     ] = []
     suspend: Annotated[
         bool, "If true, the gateway refuses the key and ends its running streams. Set suspend to false to go on."

@@ -134,6 +134,7 @@ ACCELERATOR_POOLS: Final = Resource(GROUP, VERSION, "acceleratorpools", "Acceler
 NODE_FITNESSES: Final = Resource(GROUP, VERSION, "nodefitnesses", "NodeFitness", namespaced=False)
 GATEWAY_QUOTAS: Final = Resource(GROUP, VERSION, "gatewayquotas", "GatewayQuota", namespaced=False)
 GATEWAY_KEYS: Final = Resource(GROUP, VERSION, "gatewaykeys", "GatewayKey")
+MODEL_ROUTES: Final = Resource(GROUP, VERSION, "modelroutes", "ModelRoute")
 TOKEN_REVIEWS: Final = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
 SUBJECT_ACCESS_REVIEWS: Final = Resource(
     "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False

@@ -20,6 +20,7 @@ from kube.resources import (
     LEASES,
     METAL_HOSTS,
     METAL_PROCESSES,
+    MODEL_ROUTES,
     MODELS,
     SERVICE_ACCOUNTS,
     Resource,
@@ -37,7 +38,7 @@ INSTALLED = CHECKOUT / "deploy" / "install"
 """Folder of the manifests that are rendered from the chart with its default values."""
 RUNNING = {"controller.yaml", "gateway.yaml", "node-agent.yaml"}
 """Manifests of what runs in the cluster: tests start it as processes."""
-KINDS = (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS, METAL_HOSTS, METAL_PROCESSES, ACCELERATOR_POOLS)
+KINDS = (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS, MODEL_ROUTES, METAL_HOSTS, METAL_PROCESSES, ACCELERATOR_POOLS)
 NO_BENCHMARKS = "--no-benchmarks"
 SOURCES = {NETWORKS_VARIABLE: networks_text(ALLOWED_NETWORKS)}
 """Variables with which controller, Jobs and agents may fetch weights from the servers of tests and demo."""

@@ -10,6 +10,7 @@ from kube.resources import (
     INFERENCE_SERVICES,
     METAL_HOSTS,
     METAL_PROCESSES,
+    MODEL_ROUTES,
     MODELS,
     Resource,
 )
@@ -31,6 +32,7 @@ SPECS: dict[Resource, dict[str, Any]] = {
     METAL_HOSTS: {},
     ACCELERATOR_POOLS: {"accelerator": "nvidia", "nodeSelector": {"team": "a"}},
     GATEWAY_KEYS: {},
+    MODEL_ROUTES: {"services": [{"name": "chat"}]},
 }
 _SERVING = {"priority": "normal", "mode": "chat", "cacheTypeK": "f16", "cacheTypeV": "f16"}
 _REFRESH = {"refreshPolicy": "IfNotPresent", "refreshIntervalSeconds": 3600}
@@ -50,6 +52,7 @@ DEFAULTS: dict[Resource, dict[str, Any]] = {
     },
     METAL_PROCESSES: _SERVING | {"protected": False, "drainSeconds": 600},
     GATEWAY_KEYS: {"suspend": False, "overlapSeconds": 86_400},
+    MODEL_ROUTES: {"services": [{"name": "chat", "weight": 1}]},
 }
 """Default values that are added to each of `SPECS`."""
 NULLS: list[dict[str, Any]] = [
@@ -96,6 +99,29 @@ REFUSED_MANIFESTS = {
     ),
     "key without any request": RefusedManifest(GATEWAY_KEYS, {"requestsPerMinute": 0}, "requestsPerMinute"),
     "key that is replaced in a century": RefusedManifest(GATEWAY_KEYS, {"overlapSeconds": 31_536_001}, "overlapSec"),
+    "route to no service": RefusedManifest(MODEL_ROUTES, {"services": []}, "services"),
+    "route to 17 services": RefusedManifest(
+        MODEL_ROUTES, {"services": [{"name": f"s{number}"} for number in range(17)]}, "services"
+    ),
+    "route to a pattern": RefusedManifest(MODEL_ROUTES, {"services": [{"name": "chat-*"}]}, "services"),
+    "route to a service of two namespaces": RefusedManifest(
+        MODEL_ROUTES, {"services": [{"name": "a/b/c"}]}, "services"
+    ),
+    "route to a service twice": RefusedManifest(
+        MODEL_ROUTES, {"services": [{"name": "chat"}, {"name": "chat", "weight": 3}]}, "services"
+    ),
+    "route that nobody takes": RefusedManifest(
+        MODEL_ROUTES, {"services": [{"name": "chat", "weight": 0}]}, "no service has a weight above 0"
+    ),
+    "route whose only service stands in for itself": RefusedManifest(
+        MODEL_ROUTES, {"fallbacks": [{"name": "code"}, {"name": "chat"}]}, "the only service stands in for itself"
+    ),
+    "route with a cause of its own": RefusedManifest(
+        MODEL_ROUTES, {"fallbacks": [{"name": "code", "when": ["Bored"]}]}, "when"
+    ),
+    "route with five fallbacks": RefusedManifest(
+        MODEL_ROUTES, {"fallbacks": [{"name": f"s{number}"} for number in range(5)]}, "fallbacks"
+    ),
     "access for a pattern of namespaces": RefusedManifest(
         INFERENCE_SERVICES, {"access": {"namespaces": ["team-*"]}}, "access.namespaces"
     ),
