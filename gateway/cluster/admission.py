@@ -12,6 +12,7 @@ from gateway.cluster.rate_limits import TOKENS, LimitScope
 from gateway.cluster.token_estimate import estimate_prompt_tokens, estimate_tokens
 from gateway.cluster.usage import UsageTable
 from gateway.proxy.response_body import TokenCount
+from gateway.proxy.service import Service
 
 if TYPE_CHECKING:
     from gateway.cluster.routed_service import RoutedService
@@ -36,54 +37,53 @@ class Admissions:
             key: namespace and name of its key.
             scopes: the limits of the key and of its namespace; empty: it has none.
         """
-        labels = (*key, service.config.name)
         if not scopes:
-            return KeyAdmission(labels, self.usage, None, request)
+            return KeyAdmission(key, self.usage, None, request)
         tokens = 0
         if any(scope.limits[TOKENS] is not None for scope in scopes):
             tokens = estimate_tokens(request.route, request.body, service.watched.context_length)
         admitted = self.limiter.admit_at_once(scopes, tokens, request.route)
         if admitted is None:
-            return self._admit_later(request, labels, scopes, tokens)
-        return KeyAdmission(labels, self.usage, admitted, request)
+            return self._admit_later(request, key, scopes, tokens)
+        return KeyAdmission(key, self.usage, admitted, request)
 
     async def _admit_later(
-        self, request: "InferenceRequest", labels: tuple[str, str, str], scopes: Sequence[LimitScope], tokens: int
+        self, request: "InferenceRequest", key: tuple[str, str], scopes: Sequence[LimitScope], tokens: int
     ) -> "KeyAdmission":
         admitted = await self.limiter.admit(scopes, tokens, request.route)
-        return KeyAdmission(labels, self.usage, admitted, request)
+        return KeyAdmission(key, self.usage, admitted, request)
 
 
 class KeyAdmission:
     """An admitted request, whose tokens are reserved until it is settled.
 
     Args:
-        labels: namespace and name of its key, and its service.
+        key: namespace and name of its key.
         usage: the table of usage.
         admitted: what it has reserved; None: neither its key nor its namespace has a limit.
         request: the request.
     """
 
-    __slots__ = ("_admitted", "_labels", "_prompt_tokens", "_route", "_usage")
+    __slots__ = ("_admitted", "_key", "_prompt_tokens", "_route", "_usage")
 
     def __init__(
         self,
-        labels: tuple[str, str, str],
+        key: tuple[str, str],
         usage: UsageTable,
         admitted: AdmittedRequest | None,
         request: "InferenceRequest",
     ) -> None:
-        self._labels = labels
+        self._key = key
         self._usage = usage
         self._admitted = admitted
         self._prompt_tokens = estimate_prompt_tokens(request.body)  # for an engine that does not report them
         self._route = request.route
 
-    def settle(self, tokens: TokenCount, *, was_served: bool) -> None:
-        """Count what was used, and give back what was reserved beyond it; a request that was not served is free."""
+    def settle(self, service: Service, tokens: TokenCount, *, was_served: bool) -> None:
+        """Count what was used of a service, and give back the rest of the reservation; unserved requests are free."""
         prompt = self._prompt_tokens if tokens.prompt is None and was_served else tokens.prompt or 0
         generated = tokens.generated or 0
-        self._usage.count(*self._labels, prompt_tokens=prompt, generated_tokens=generated)
+        self._usage.count(*self._key, service.config.name, prompt_tokens=prompt, generated_tokens=generated)
         if self._admitted:
             self._admitted.settle(prompt + generated)
 

@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 
 from crds.meta import HTTPS, LABEL_SERVICE_NAME
 from gateway.cluster.routed_service import RoutedService
-from gateway.cluster.watched_objects import WatchedService, WatchedSlice, get_part
+from gateway.cluster.watched_objects import WatchedRoute, WatchedService, WatchedSlice, get_part
 from gateway.proxy.config import Backend
 from gateway.proxy.load_balancer import InFlight
 from kube.client import Obj
-from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, ObjectKey, Resource, object_key
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, MODEL_ROUTES, ObjectKey, Resource, object_key
 from kube.store import Store
 
 _BY_SERVICE: Final = "service"
@@ -29,17 +29,19 @@ class ServiceTokens(NamedTuple):
 
 
 class Catalog:
-    """All services, and the endpoints and tokens of each.
+    """All services, the endpoints and tokens of each, and the routes to them.
 
     Args:
-        store: the store of the watched services and slices.
+        store: the store of the watched services, slices and routes.
     """
 
     def __init__(self, store: Store) -> None:
         self.services: dict[ObjectKey, RoutedService] = {}
         """By namespace and name."""
+        self.routes: dict[ObjectKey, WatchedRoute] = {}
+        """By namespace and name."""
         self.revision = 0
-        """Another number after each change of which services exist, and of who may use them."""
+        """Another number after each change of which services and routes exist, and of who may use them."""
         self.in_flight = InFlight(self._end_request)
         """The requests that each endpoint is answering."""
         self._store = store
@@ -60,6 +62,8 @@ class Catalog:
         """Update the service that a change of the store concerns."""
         if resource == INFERENCE_SERVICES:
             self._update_service(object_key(new or old or {}), new)
+        elif resource == MODEL_ROUTES:
+            self._update_route(object_key(new or old or {}), new)
         elif resource == ENDPOINT_SLICES:
             for value in {value for obj in (old, new) if obj is not None for value in _list_services_of_slice(obj)}:
                 namespace, _, name = value.partition("/")
@@ -84,6 +88,14 @@ class Catalog:
         else:
             before, service.watched = service.watched, watched
             self.revision += before.spec.access != watched.spec.access
+
+    def _update_route(self, key: ObjectKey, obj: Obj | None) -> None:
+        """Add, update or remove a route; a change of its status alone concerns no client."""
+        former = self.routes.pop(key, None)
+        watched = get_part(obj, WatchedRoute) if obj is not None else None
+        if watched is not None:
+            self.routes[key] = watched
+        self.revision += former is None or watched is None or former.spec != watched.spec
 
     def _update_endpoints(self, key: ObjectKey) -> None:
         """Give a service the ready endpoints of its slices; without its token, none can be asked."""

@@ -49,7 +49,7 @@ class GatewayEndpoint:
         self.weight = weight
         self.spare_requests = min(slots + 1, MOST_SPARE_REQUESTS)
         """The requests above its share, of the size of the next one, with which it still keeps its conversations."""
-        self.seed = int.from_bytes(hashlib.blake2b(uid.encode(), digest_size=8).digest())
+        self.seed = hash_seed(uid)
         self.outstanding_tokens = 0
         self.health = EndpointHealth()
 
@@ -111,17 +111,27 @@ def choose_endpoint(
 
 @functools.lru_cache(maxsize=_REMEMBERED_ORDERS)
 def order_endpoints(group: EndpointGroup, affinity: int) -> list[GatewayEndpoint]:
-    """Return the first endpoints in the order of a conversation; of all conversations, each is first by its weight.
-
-    A hash of both is made a number between 0 and 1, of which the logarithm is divided by the weight: the larger the
-    weight, the more often is the quotient the largest. The remembered orders are of the conversations that go on.
-    """
+    """Return the first endpoints in the order of a conversation; the remembered orders are of those that go on."""
 
     def score(endpoint: GatewayEndpoint) -> float:
-        mixed = (affinity ^ endpoint.seed) * _MULTIPLIER & _LOWEST_64_BITS
-        return (math.log(mixed + 1) - _LOG_2_64) / endpoint.weight
+        return score_choice(affinity, endpoint.seed, endpoint.weight)
 
     return sorted(group.endpoints, key=score, reverse=True)[:_ORDERED]
+
+
+def hash_seed(name: str) -> int:
+    """Return the number, of 64 bits, by which `score_choice` tells choices apart."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+
+
+def score_choice(affinity: int, seed: int, weight: float) -> float:
+    """Return how much a conversation prefers one of several choices; of all conversations, each is first by its weight.
+
+    A hash of both is made a number between 0 and 1, of which the logarithm is divided by the weight: the larger the
+    weight, the more often is the quotient the largest.
+    """
+    mixed = (affinity ^ seed) * _MULTIPLIER & _LOWEST_64_BITS
+    return (math.log(mixed + 1) - _LOG_2_64) / weight
 
 
 def weigh_speeds(tokens_per_second: Sequence[float | None]) -> list[float]:

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 from crds.gatewaykey import GatewayKey, digest_key, may_use, read_expiry_seconds
 from crds.gatewayquota import GatewayQuota
+from crds.modelroute import may_lead, split_service
 from gateway.cluster.admission import Admissions, KeyAdmission
 from gateway.cluster.catalog import Catalog
 from gateway.cluster.rate_limits import LimitScope, RateLimits
 from gateway.cluster.routed_service import RoutedService
-from gateway.cluster.watched_objects import get_part
+from gateway.cluster.usable_route import UsableRoute
+from gateway.cluster.watched_objects import RouteTarget, WatchedRoute, get_part
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import read_credentials
-from gateway.proxy.service import Service
+from gateway.proxy.service import RequestedModel, Service
 from kube.client import Obj
 from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, ObjectKey, Resource, object_key
 from kube.store import Store
@@ -53,9 +55,9 @@ class ClientKey:
 
         # What was found and listed, as long as the catalog has this revision.
         self._revision = -1
-        self._found: dict[str, RoutedService] = {}
+        self._found: dict[str, RequestedModel] = {}
         """By the name that a client has used."""
-        self._listed: Mapping[str, RoutedService] | None = None
+        self._listed: Mapping[str, RequestedModel] | None = None
 
     @property
     def namespace(self) -> str:
@@ -83,34 +85,67 @@ class ClientKey:
         metadata = self.watched.metadata
         return self._admissions.admit(request, service, (metadata.namespace, metadata.name), self._scopes)
 
-    def list_services(self) -> Mapping[str, RoutedService]:
-        """Return the services that it may use: those of its namespace by their names, others as NAMESPACE/SERVICE."""
+    def list_models(self) -> Mapping[str, RequestedModel]:
+        """Return what it may use: services and routes of its namespace by their names, others as NAMESPACE/SERVICE.
+
+        A service whose name a route of its namespace has is listed as NAMESPACE/SERVICE, too.
+        """
         self._forget_outdated()
         if self._listed is None:
-            self._listed = {
-                service.model if key.namespace == self.namespace else service.config.name: service
+            routes = {
+                key.name: route
+                for key, watched in self._catalog.routes.items()
+                if key.namespace == self.namespace and (route := self._build_route(watched))
+            }
+            services = {
+                service.model if key.namespace == self.namespace and key.name not in routes else str(key): service
                 for key, service in self._catalog.services.items()
                 if self._may_use(key, service)
             }
+            self._listed = {**services, **routes}
         return self._listed
 
-    def find_service(self, model: str | None) -> RoutedService:
-        """Return the service that a request names. Raises RequestError: it does not exist, or the key may not use it.
+    def find_model(self, model: str | None) -> RequestedModel:
+        """Return the route or service that a request names. Raises RequestError: the key may use none of this name.
 
         A name without a namespace is one of the key's own namespace, so that no other one can take a name over.
         """
         self._forget_outdated()
         if model is None:
-            raise errors.missing_model(self.list_services())
+            raise errors.missing_model(self.list_models())
         if found := self._found.get(model):
             return found
-        namespace, slash, name = model.partition("/")
-        key = ObjectKey(namespace, name) if slash else ObjectKey(self.namespace, model)
+        found = self._find_route(model) or self._find_service(ObjectKey(*split_service(model, self.namespace)))
+        if found is None:
+            raise errors.model_not_found(model, self.list_models())
+        self._found[model] = found
+        return found
+
+    def _find_service(self, key: ObjectKey) -> RoutedService | None:
+        """Return a service, or None if the key may not use it."""
         service = self._catalog.services.get(key)
-        if service is None or not self._may_use(key, service):
-            raise errors.model_not_found(model, self.list_services())
-        self._found[model] = service
-        return service
+        return service if service is not None and self._may_use(key, service) else None
+
+    def _find_route(self, name: str) -> UsableRoute | None:
+        """Return the route of this name in the key's namespace, or None if it leads the key to no service."""
+        watched = self._catalog.routes.get(ObjectKey(self.namespace, name))
+        return self._build_route(watched) if watched is not None else None
+
+    def _build_route(self, watched: WatchedRoute) -> UsableRoute | None:
+        """Return a route of the key's namespace with the services that the key may use by it; None: there is none."""
+        hides_service = ObjectKey(self.namespace, watched.metadata.name) in self._catalog.services
+
+        def find_target(target: RouteTarget) -> RoutedService | None:
+            key = ObjectKey(*split_service(target.name, self.namespace))
+            service = self._catalog.services.get(key)
+            if service is None:
+                return None
+            access, patterns = service.watched.spec.access.namespaces, self.watched.spec.services
+            leads = may_lead(self.namespace, patterns, key.namespace, key.name, access, hides_service=hides_service)
+            return service if leads else None
+
+        route = UsableRoute(watched, find_target)
+        return route if route.is_usable else None
 
     def _forget_outdated(self) -> None:
         if self._revision != self._catalog.revision:
@@ -153,19 +188,22 @@ class Credential:
         """The key in the log."""
         return f"{self.namespace}/{self.client_key.watched.metadata.name}"
 
-    def services(self) -> Mapping[str, Service]:
-        """Return the services that its clients may use."""
-        return self.client_key.list_services()
+    def services(self) -> Mapping[str, RequestedModel]:
+        """Return the services and routes that its clients may use."""
+        return self.client_key.list_models()
 
     def listed_names(self) -> list[str]:
         """Return the names of all of them: also of those without replicas, which a request may wake later."""
-        return sorted(self.client_key.list_services())
+        return sorted(self.client_key.list_models())
 
-    def find_service(self, model: str | None) -> RoutedService:
-        """Return the service that a request names. Raises RequestError, also if it was revoked while the body came."""
+    def find_model(self, model: str | None) -> RequestedModel:
+        """Return the service or route that a request names.
+
+        Raises RequestError, also if the credential was revoked while the body came.
+        """
         if self.valid_until <= time.time():
             raise errors.key_revoked(self.name)
-        return self.client_key.find_service(model)
+        return self.client_key.find_model(model)
 
     def admit(self, request: "InferenceRequest", service: Service) -> KeyAdmission | Awaitable[KeyAdmission]:
         """Admit a request within the limits of the key and of its namespace. Raises RequestError."""

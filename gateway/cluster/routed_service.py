@@ -79,8 +79,7 @@ class RoutedService(Service):
     def take_backend(self, request: "InferenceRequest", tried: Collection[str] = ()) -> Backend | None:
         """Take an endpoint: that of the request's conversation, or the one with the least work."""
         if not tried and len(self._group.endpoints) > 1:
-            headers = request.exchange.head.headers
-            request.affinity = find_affinity(headers, request.route, request.body.fields, request.router.namespace)
+            read_affinity(request)
         tokens = len(request.body.content) // _BYTES_PER_TOKEN + 1
         self._turn += 1
         now = time.monotonic()
@@ -120,6 +119,20 @@ class RoutedService(Service):
         """Return what the list of models says of it, beside its name, by the names that clients read."""
         length = self.watched.context_length
         lengths = {"context_length": length, "max_model_len": length} if length else {}
-        phase = self.watched.status.phase
-        state = "loaded" if self.has_backend else "loading" if phase in _LOADING else "unloaded"
-        return {**lengths, "status": {"value": state}, "pomona": {"service": self.config.name, "phase": phase}}
+        about = {"service": self.config.name, "phase": self.watched.status.phase}
+        return {**lengths, "status": {"value": self.state}, "pomona": about}
+
+    @property
+    def state(self) -> str:
+        """State in the words of the list of models: loaded (it takes requests), loading or unloaded."""
+        if self.has_backend:
+            return "loaded"
+        return "loading" if self.watched.status.phase in _LOADING else "unloaded"
+
+
+def read_affinity(request: "InferenceRequest") -> int | None:
+    """Return the number of the request's conversation, and keep it with the request; None: it has none."""
+    if request.affinity is None:
+        headers = request.exchange.head.headers
+        request.affinity = find_affinity(headers, request.route, request.body.fields, request.router.namespace)
+    return request.affinity

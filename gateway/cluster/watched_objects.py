@@ -13,7 +13,7 @@ from crds.gatewaykey import GatewayKey
 from crds.gatewayquota import GatewayQuota
 from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, LABEL_SERVICE_NAME, OURS
 from kube.client import Obj, Read
-from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, SECRETS
+from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
 from kube.watch import Selection
 
 T = TypeVar("T")
@@ -104,6 +104,26 @@ class WatchedSlice(msgspec.Struct, frozen=True):
     ports: tuple[SlicePort, ...] | None = None
 
 
+class RouteTarget(msgspec.Struct, frozen=True):
+    """A service that a ModelRoute names, with its weight or, of a fallback, the causes for which it stands in."""
+
+    name: str
+    weight: int = 1
+    when: tuple[str, ...] = ()
+
+
+class _RouteSpec(msgspec.Struct, frozen=True):
+    services: tuple[RouteTarget, ...]
+    fallbacks: tuple[RouteTarget, ...] = ()
+
+
+class WatchedRoute(msgspec.Struct, frozen=True):
+    """The part of a ModelRoute that is read. Causes that this release does not know are kept, and never met."""
+
+    metadata: _Metadata
+    spec: _RouteSpec
+
+
 class WatchedShard(msgspec.Struct, frozen=True):
     """The part of a Secret with the tokens of services that is read."""
 
@@ -134,6 +154,7 @@ SELECTIONS: Final[Sequence[Selection]] = (
     Selection(ENDPOINT_SLICES, label_selector=OURS, read=_decode_to(WatchedSlice)),
     Selection(GATEWAY_KEYS, read=_decode_to(GatewayKey)),
     Selection(GATEWAY_QUOTAS, read=_decode_to(GatewayQuota)),
+    Selection(MODEL_ROUTES, read=_decode_to(WatchedRoute)),
 )
 """All that is watched cluster-wide."""
 REPLICA_SELECTION: Final = Selection(

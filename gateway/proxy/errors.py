@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from crds.modelroute import Cause
 from gateway.proxy import paths
 from runtimes.engine_errors import judge_error, read_error
 from runtimes.registry import find_runtime
@@ -16,8 +17,16 @@ from runtimes.registry import find_runtime
 _LONGEST_TEXT = 2000
 _MOST_NAMED = 20
 """Models that an error names."""
-_CODES = {"exceed_context_size_error": "context_length_exceeded"}
+_CONTEXT_EXCEEDED: Final = "context_length_exceeded"
+_CODES = {"exceed_context_size_error": _CONTEXT_EXCEEDED}
 """Error types of engines, with the code that OpenAI's clients look for."""
+_SEND_LESS: Final = ": send less, or set spec.contextLength of the InferenceService"
+"""End of messages about more tokens than the context has; a gateway recognises that of a proxy by it."""
+_CAUSES: Final[Mapping[int, Cause]] = {
+    HTTPStatus.TOO_MANY_REQUESTS: "NoCapacity",
+    HTTPStatus.BAD_GATEWAY: "Unavailable",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Unavailable",
+}
 _UNKNOWN_PATHS = frozenset({"File Not Found", "Not Found", "404 page not found", ""})
 """Messages about an unknown path: of llama.cpp, of mlx-lm and all that uses FastAPI, of Ollama, and of TGI."""
 _TOO_LONG: Final = (
@@ -57,6 +66,7 @@ class RequestError(Exception):
         """
         super().__init__(message)
         self.status = status
+        self.code = code
         self.headers = dict(headers or {})
         error = {"message": message, "type": _error_type(status, _TYPES, "server_error"), "param": param, "code": code}
         self.body = msgspec.json.encode({"error": error})
@@ -282,9 +292,9 @@ def translate_engine_error(
         return unsupported_path(service, path, way, message)
     elif status == HTTPStatus.NOT_FOUND and message in _UNKNOWN_PATHS:
         return unsupported_path(service, path, way)
-    elif kind in _CODES or message.startswith(_TOO_LONG):
+    elif kind in _CODES or message.startswith(_TOO_LONG) or message.endswith(_SEND_LESS):
         client_status, kind = HTTPStatus.BAD_REQUEST, "exceed_context_size_error"
-        message = f"{message.rstrip('.')}: send less, or set spec.contextLength of the InferenceService"
+        message = message.removesuffix(_SEND_LESS).rstrip(".") + _SEND_LESS
 
     # 2. Code: the one that OpenAI's clients look for, else the engine's own code, else its type of the error.
     if kind in _CODES:
@@ -296,6 +306,11 @@ def translate_engine_error(
         message = f"service {service}: {message}; {advice}"
     message = message or f"service {service}: its engine answered {status} without a reason"
     return RequestError(client_status, code or "engine_error", message, param=param)
+
+
+def find_cause(error: RequestError) -> Cause | None:
+    """Return why a backend has not answered a request that another one may answer; None: no other one would."""
+    return "ContextTooLong" if error.code == _CONTEXT_EXCEEDED else _CAUSES.get(error.status)
 
 
 def _advise_model(served: Iterable[str]) -> str:

@@ -96,7 +96,7 @@ def _list_models(exchange: Exchange, router: Router, only_name: str) -> None:
     served = router.listed_names()
     if only_name and only_name not in served:
         if only_name in services:
-            raise errors.service_unavailable(f"service {services[only_name].config.name}")
+            raise errors.service_unavailable(services[only_name].title)
         raise errors.model_not_found(only_name, served)
 
     # One model is an object of its own; all of them are a list.

@@ -15,11 +15,13 @@ from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
+from crds.modelroute import Cause
 from gateway.event_log import log
 from gateway.http.exchange import BodyTimeoutError, Exchange
 from gateway.http.request_head import InvalidRequestError
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import errors
+from gateway.proxy.attempts import Attempts
 from gateway.proxy.config import Backend
 from gateway.proxy.content_coding import decode_body
 from gateway.proxy.errors import RequestError
@@ -48,7 +50,7 @@ from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.responses_stream import open_stream
 from gateway.proxy.router import ListenerRouter, RequestAdmission, Router
 from gateway.proxy.served_routes import check_route
-from gateway.proxy.service import Service
+from gateway.proxy.service import SERVICE_HEADER, Service
 from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
 from gateway.proxy.upstream_request import UpstreamRequest, count_prompt
 
@@ -114,19 +116,17 @@ class InferenceRequest:
         """That by the limits of the client; None: it has none, or the request is not admitted yet."""
 
         # The way to a backend.
+        self.attempts = Attempts()
         self._service: Service | None = None
-        """The service that the body names; None before it is read, and when the request is recorded."""
+        """The service that is asked; None before the body is read, and when the request is recorded."""
         self._phase_began = self.arrived
         """The time at which it began to wait in the queue or, later, got its slot: a backend works on it."""
         self._upstream: UpstreamRequest | None = None
         """The request to a backend, one of whose slots it holds."""
-        self._tried_uids: list[str] = []
-        """Backends that accepted no connection, or failed before they answered."""
         self.has_answer = False
         """The client has got some of a backend's response, and not only comments of `keep_open`."""
         self.last_sent = self.arrived
         """The time at which the client has got a piece of a stream last."""
-        self._was_moved = False  # from a backend that has failed to another one
         self.affinity: int | None = None
         """The number of its conversation, whose turns a gateway sends to one endpoint; None: it has none."""
         self.demand = ALONE
@@ -218,50 +218,59 @@ class InferenceRequest:
     # The queue
 
     def _begin(self, body: RequestBody) -> None:
-        """Find the service that the body names, and let the limits of the client admit the request to it.
+        """Find the service that the body names, or that its route chooses, and let the client's limits admit it there.
 
         Raises RequestError.
         """
         self.body = body
         if body.streams and self.router.keeps_open:
             self._shared.keep_alive.add(self)
-        service = self._service = self.router.find_service(body.model)
-        service.begin_request(self)  # counts it as running
-        check_route(self.route, self.exchange.head.path, service.config)
-        check_engines(body.schema_demand, service.config)  # raises if its schemas would make an engine crash
+        model = self.attempts.model = self.router.find_model(body.model)
+        service = model.choose_service(self)
+        self._enter(service)
         self.error = "not_admitted"  # if it raises
         admission = self.router.admit(self, service)
         if isinstance(admission, Awaitable):
             self._task = asyncio.get_running_loop().create_task(self._await_admission(admission, service))
         else:
-            self._send_or_enqueue(service, admission)
+            self._take_admission(service, admission)
+
+    def _enter(self, service: Service) -> None:
+        """Make it a request of a service. Raises RequestError, if that is known to have no answer."""
+        self._service = service
+        service.begin_request(self)  # counts it as running
+        check_route(self.route, self.exchange.head.path, service.config)
+        check_engines(self.body.schema_demand, service.config)  # raises if its schemas would make an engine crash
 
     async def _await_admission(self, admission: Awaitable[RequestAdmission], service: Service) -> None:
         """Go on once the request is admitted; answer the client whatever fails."""
         try:
-            self._send_or_enqueue(service, await admission)
+            self._take_admission(service, await admission)
         except RequestError as error:
             self.send_error(error)
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
             self.fail()
 
-    def _send_or_enqueue(self, service: Service, admission: RequestAdmission | None) -> None:
-        """Send an admitted request to a backend that has a free slot, or let it wait. Raises RequestError."""
+    def _take_admission(self, service: Service, admission: RequestAdmission | None) -> None:
+        """Send the request, which is admitted, or let it wait. Raises RequestError."""
         self.error = ""
         body, self._admission = self.body, admission
         if admission:
             self.client_fields += admission.render_fields()
         if self.router.counts_tokens and body.streams and self.route in _WITH_USAGE_OPTION:
             self.hides_usage = body.include_usage()
+        self._send_or_enqueue(service)
 
+    def _send_or_enqueue(self, service: Service) -> None:
+        """Send the request to a backend that has a free slot, or let it wait in the queue. Raises RequestError."""
         # A free slot means that a backend may work on one more request.
         self._phase_began = time.monotonic()
         if service.sharing:
-            self.demand = read_demand(self.route, body.fields)
+            self.demand = read_demand(self.route, self.body.fields)
         if backend := service.queue.take_free_slot(self):
             self.take_slot(backend)
         elif not service.has_backend:
-            raise self._build_no_backend_error(service)
+            self._leave_without_backend(service)
         elif service.queue.is_full:
             self.error = "queue_full"
             raise errors.queue_full(service.config.name, service.queue.estimate_retry_seconds())
@@ -281,9 +290,9 @@ class InferenceRequest:
         service.queue.admit_waiting()
 
     def refuse_slot(self) -> None:
-        """End, because the service has lost its last backend."""
+        """Leave the service, because it has lost its last backend."""
         if self._service:
-            self.send_error(self._build_no_backend_error(self._service))
+            self._leave_without_backend(self._service)
 
     def take_slot(self, backend: Backend) -> None:
         """Send the request to a backend that has a free slot."""
@@ -293,10 +302,11 @@ class InferenceRequest:
             self._send_to(backend, service)
             service.metrics.queue_seconds.observe(self.queued_seconds)
 
-    def _build_no_backend_error(self, service: Service) -> RequestError:
-        """Note for the metrics that no backend takes requests, and return the error for the client."""
-        self.error = "no_server"
-        return errors.service_unavailable(f"service {service.config.name}")
+    def _leave_without_backend(self, service: Service) -> None:
+        """Send the request to another service of its route, since no backend of this one takes it, or an error."""
+        self.error = "no_server"  # for the metrics
+        if not self._fall_back(service, "Unavailable"):
+            self.send_error(errors.service_unavailable(service.title))
 
     # The backend
 
@@ -307,7 +317,7 @@ class InferenceRequest:
     def try_other_backend(self, backend: Backend, error: NotAcceptedError) -> None:
         """Send the request to a backend that was not tried yet, because `backend` accepts no connection.
 
-        If none is left, the client gets an error.
+        If none is left, another service of its route gets it, or the client an error.
         """
         service = self._service
         if service is None:
@@ -315,27 +325,47 @@ class InferenceRequest:
         log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
 
         if not self._move(backend, service):
-            self.send_error(self._build_no_backend_error(service))
+            self._leave_without_backend(service)
 
-    def try_elsewhere(self, backend: Backend) -> bool:
-        """Send the request to another backend, because this one has failed before it answered.
+    def try_elsewhere(self, backend: Backend, error: RequestError) -> bool:
+        """Send the request to another backend, because this one has failed with `error` before it answered.
 
-        Return False if there is none, or if the service's budget of such tries is used up. It is tried once only, as
-        it may be the request that makes engines fail.
+        Another one of the service is tried, within the service's budget of such tries, and then another service of the
+        route. Return False if there is none.
         """
-        service = self._service
-        if service is None or self.body is NO_BODY or self._was_moved or not service.may_try_elsewhere():
+        service, attempts = self._service, self.attempts
+        if service is None or self.body is NO_BODY or not (cause := attempts.find_cause(error)):
             return False
-        self._was_moved = self._move(backend, service)
-        if self._was_moved:
+        if attempts.may_move(cause) and service.may_try_elsewhere() and self._move(backend, service):
+            attempts.note_move()
             self.error = ""
-        return self._was_moved
+            return True
+        return self._fall_back(service, cause)
+
+    def _fall_back(self, service: Service, cause: Cause) -> bool:
+        """Send the request to the service of its route that stands in for this one; return False if there is none.
+
+        From then on it is a request of the other service, which counts and logs it.
+        """
+        other = self.attempts.find_fallback(service, cause)
+        if other is None:
+            return False
+        self._free_slot(service)
+        self._upstream = None
+        service.hand_over_request(self, cause)
+        self.error = ""
+        try:
+            self._enter(other)
+            self._send_or_enqueue(other)
+        except RequestError as last:
+            self.send_error(last)
+        return True
 
     def _move(self, backend: Backend, service: Service) -> bool:
         """Send the request to a backend that was not tried yet, in place of this one; return False if there is none."""
-        self._tried_uids.append(backend.uid)
+        self.attempts.uids.append(backend.uid)
         reserved = self.reserved  # of this backend; the next one reserves its own
-        other = service.take_backend(self, self._tried_uids)
+        other = service.take_backend(self, self.attempts.uids)
         if other is None:
             self.reserved = reserved
             return False
@@ -356,7 +386,8 @@ class InferenceRequest:
         if not exchange.started:
             if now - self.arrived >= FIRST_COMMENT_SECONDS:
                 self.status, self.last_sent = HTTPStatus.OK, now
-                exchange.start(self.status, STREAM_FIELDS + self.client_fields, render_comment(self.route))
+                fields = STREAM_FIELDS + self.client_fields + self.attempts.header_line
+                exchange.start(self.status, fields, render_comment(self.route))
             return
         can_write = (upstream is None or upstream.is_between_events) and not exchange.is_blocked
         if can_write and now - self.last_sent >= COMMENT_SECONDS:
@@ -370,7 +401,7 @@ class InferenceRequest:
 
     def stop(self) -> None:
         """Answer with an error, or end a stream with one, because the proxy stops."""
-        name = f"service {self._service.config.name}" if self._service else self.router.name
+        name = self._service.title if self._service else self.router.name
         self.interrupt("stopped", errors.replica_stopped(name))
 
     def interrupt(self, reason: str, error: RequestError) -> None:
@@ -419,6 +450,7 @@ class InferenceRequest:
         if self._service:
             self.status = error.status
             error.headers[REQUEST_ID] = self.request_id
+            error.headers[SERVICE_HEADER] = self._service.config.name
         else:  # the service is not known yet, so `end` has nothing to record
             log_refusal(self.router, self.route, error)
         self.end()
@@ -442,18 +474,23 @@ class InferenceRequest:
         """
         self.free_body()
         self._shared.keep_alive.discard(self)
-        service, upstream = self._service, self._upstream
+        service = self._service
         if service is None:
             return
         self._service = None  # so that another call does nothing more
         if self._admission:
-            self._admission.settle(self.tokens, was_served=self.has_answer or self.tokens.prompt is not None)
-        if upstream:  # it holds a slot, which is given back here
+            was_served = self.has_answer or self.tokens.prompt is not None
+            self._admission.settle(service, self.tokens, was_served=was_served)
+        self._free_slot(service)
+        service.record_request(self)
+        self._upstream = None  # it refers to this object, which must not wait for the garbage collector
+
+    def _free_slot(self, service: Service) -> None:
+        """Give back the slot that it holds, if any."""
+        if upstream := self._upstream:
             upstream.forget_answer()
             upstream.free_slot()
             service.queue.finish_request(time.monotonic() - self._phase_began)  # the time in the slot
-        service.record_request(self)
-        self._upstream = None  # it refers to this object, which must not wait for the garbage collector
 
 
 def log_refusal(router: Router | ListenerRouter, route: str, error: RequestError) -> None:

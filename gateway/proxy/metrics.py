@@ -23,6 +23,7 @@ _TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 _REQUEST_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _REQUESTS: Final = "Requests, by the status that the client got; 499: the client hung up."
 _ERRORS: Final = "Failed requests, by reason: queue_full, no_server, engine_error, engine_broke_off."
+_FALLBACKS: Final = "Requests that went on to another service of their route, which counts them, by cause."
 _COUNTERS: Final = {
     "prompt_tokens": ("prompt_tokens_total", "Tokens of prompts, as engines report them."),
     "generated_tokens": ("generated_tokens_total", "Generated tokens, as engines report them."),
@@ -73,6 +74,8 @@ class ServiceMetrics:
         """By route and status."""
         self.errors: Counter[str] = Counter()
         """By reason."""
+        self.fallbacks: Counter[str] = Counter()
+        """By cause."""
         self.prompt_tokens = 0
         self.generated_tokens = 0
         # By these two, the speed of an engine that works on one request only.
@@ -89,7 +92,7 @@ class ServiceMetrics:
 def render_metrics(services: Mapping[str, "Service"], prefix: str = PROXY_PREFIX) -> bytes:
     """Return the series of all services, by their names, in Prometheus' text form; their names begin with `prefix`.
 
-    1. Requests by route and status, and errors by reason.
+    1. Requests by route and status, errors by reason, and fallbacks by cause.
     2. Each counter and each histogram, by the tables of their names above.
     3. Gauges: requests in flight and in the queue.
     """
@@ -106,8 +109,13 @@ def render_metrics(services: Mapping[str, "Service"], prefix: str = PROXY_PREFIX
     failures = [
         (labels | {"reason": reason}, count) for labels, metrics in counts for reason, count in metrics.errors.items()
     ]
+    fallbacks = [
+        (labels | {"cause": cause}, count) for labels, metrics in counts for cause, count in metrics.fallbacks.items()
+    ]
     lines = family_lines(f"{prefix}_requests_total", _REQUESTS, "counter", requests)
     lines += family_lines(f"{prefix}_errors_total", _ERRORS, "counter", failures)
+    if fallbacks:  # only a gateway has routes
+        lines += family_lines(f"{prefix}_fallbacks_total", _FALLBACKS, "counter", fallbacks)
 
     # 2. Both tables have the name and the description of a metric, by attribute of `ServiceMetrics`. A histogram has a
     #    line for each bucket, of which the last one counts all, and two for number and sum.

@@ -9,7 +9,7 @@ from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import authorize
 from gateway.proxy.response_body import TokenCount
-from gateway.proxy.service import Service
+from gateway.proxy.service import RequestedModel, Service
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class RequestAdmission(Protocol):
     """The admission of one request by the limits of its client."""
 
-    def settle(self, tokens: TokenCount, *, was_served: bool) -> None:
-        """Replace what was reserved by what was used; called once, when the request has ended."""
+    def settle(self, service: Service, tokens: TokenCount, *, was_served: bool) -> None:
+        """Replace what was reserved by what was used of a service; called once, when the request has ended."""
 
     def render_fields(self) -> bytes:
         """Return the lines of the header fields about what the limits still admit."""
@@ -48,14 +48,14 @@ class Router(Protocol):
     def key(self) -> str:
         """The client's key in the log, `<namespace>/<name>`; empty: it has none of its own."""
 
-    def services(self) -> Mapping[str, Service]:
-        """Return the services, by the model name that clients use."""
+    def services(self) -> Mapping[str, RequestedModel]:
+        """Return the services and routes, by the model name that clients use."""
 
     def listed_names(self) -> list[str]:
-        """Return the sorted names of the services in the list of models."""
+        """Return the sorted names in the list of models."""
 
-    def find_service(self, model: str | None) -> Service:
-        """Return the service for a model that a request names. Raises RequestError."""
+    def find_model(self, model: str | None) -> RequestedModel:
+        """Return the service or route that a request names. Raises RequestError."""
 
     def admit(
         self, request: "InferenceRequest", service: Service
@@ -116,7 +116,7 @@ class SingleServiceRouter:
         """Return the one service, by the model name that clients use."""
         return {self._service.model: self._service}
 
-    def find_service(self, model: str | None) -> Service:
+    def find_model(self, model: str | None) -> Service:
         """Return the one service."""
         del model
         return self._service
@@ -172,7 +172,7 @@ class ModelRouter:
         """Return all services; two with one name in different namespaces are both listed as `<namespace>/<service>`."""
         return self._by_model
 
-    def find_service(self, model: str | None) -> Service:
+    def find_model(self, model: str | None) -> Service:
         """Return the service of that name, with or without its namespace. Raises RequestError."""
         if model is None:
             raise errors.missing_model(list_served(self._by_model))

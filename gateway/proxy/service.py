@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from crds.modelroute import Cause
 from gateway.event_log import EventRecord, log
 from gateway.proxy.config import Backend, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
     from gateway.proxy.response_body import TokenCount
 
+SERVICE_HEADER: Final = "X-Pomona-Service"
+"""Header field of a response: the service that has answered, as `<namespace>/<service>`."""
 _COUNTS_AT_ONCE: Final = 4
 """Prompts whose tokens are counted at once, so that many waiting requests do not hold all connections of an engine."""
 
@@ -42,6 +45,31 @@ class ServiceConfig(Protocol):
         """Return the tokens that are valid at a listener of this service alone, in seconds since 1970."""
 
 
+class RequestedModel(Protocol):
+    """The bearer of a name that clients use for a model: a service, or a route to several of them."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model in responses."""
+
+    @property
+    def title(self) -> str:
+        """Kind and name, for errors."""
+
+    @property
+    def created(self) -> int:
+        """When it was made, in seconds since 1970."""
+
+    def describe(self) -> dict[str, object]:
+        """Return what the list of models says of it beside its name."""
+
+    def choose_service(self, request: "InferenceRequest") -> "Service":
+        """Return the service that gets a request first."""
+
+    def find_fallback(self, cause: Cause, tried: Collection["Service"]) -> "Service | None":
+        """Return the service that stands in for the one that has failed by `cause`; None: there is none."""
+
+
 class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_finished"):
     """The log line of a request; it has nothing of the request's content."""
 
@@ -56,6 +84,8 @@ class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_
     request_id: str
     error: str = ""
     key: str = ""
+    fallback_from: tuple[str, ...] = ()
+    """The services for which this one stood in, each with the cause."""
 
 
 class Service:
@@ -65,7 +95,10 @@ class Service:
         self.config = config
         self.model = config.model
         """The clients' name for the model; it follows from the name, which never changes."""
+        self.title = f"service {config.name}"
         self.created = int(time.time())
+        self.header_line = f"{SERVICE_HEADER}: {config.name}\r\n".encode()
+        """The field of its responses that names it."""
         self.queue = RequestQueue(self.take_backend, config.queue_limit)
         self._in_flight = in_flight
         self.update(config)
@@ -99,6 +132,16 @@ class Service:
     def has_backend(self) -> bool:
         """True if a backend takes new requests, now or when one of its slots is free."""
         return not all(backend.draining for backend in self.config.backends)
+
+    def choose_service(self, request: "InferenceRequest") -> "Service":
+        """Return the service itself."""
+        del request
+        return self
+
+    def find_fallback(self, cause: Cause, tried: Collection["Service"]) -> "Service | None":
+        """Return none: a client that names a service gets the answer of no other one."""
+        del cause, tried
+        return None
 
     def take_backend(self, request: "InferenceRequest", tried: Collection[str] = ()) -> Backend | None:
         """Take a free slot of the least busy backend or, if some were tried and accept no connection, any other one."""
@@ -143,15 +186,25 @@ class Service:
         self._lone_request = None if self._running else request
         self._running.add(request)
 
+    def hand_over_request(self, request: "InferenceRequest", cause: Cause) -> None:
+        """Count a request as one that goes on at another service, which counts and logs it from now on."""
+        self._forget_request(request)
+        self.metrics.fallbacks[cause] += 1
+
+    def _forget_request(self, request: "InferenceRequest") -> bool:
+        """Count a request as running no more; return whether it has had the service to itself."""
+        self._running.discard(request)
+        is_lone = self._lone_request is request
+        if is_lone:
+            self._lone_request = None
+        return is_lone
+
     def record_request(self, request: "InferenceRequest") -> None:
         """Count and log a request that has ended.
 
         Its tokens and their time count as those of a lone stream if no other request ran beside it.
         """
-        self._running.discard(request)
-        is_lone = self._lone_request is request
-        if is_lone:
-            self._lone_request = None
+        is_lone = self._forget_request(request)
 
         # A number of tokens is None if the engine did not report it.
         seconds = time.monotonic() - request.arrived
@@ -191,6 +244,7 @@ class Service:
                 level="info",
                 error=request.error,
                 key=request.router.key,
+                fallback_from=request.attempts.fallback_from,
             )
         )
 

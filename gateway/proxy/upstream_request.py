@@ -25,7 +25,7 @@ from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBod
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import open_stream
 from gateway.proxy.served_routes import suggest_paths
-from gateway.proxy.service import Service
+from gateway.proxy.service import SERVICE_HEADER, Service
 from gateway.proxy.token_lanes import UNKNOWN
 from runtimes.engine_errors import judge_error, read_error
 from runtimes.registry import find_runtime
@@ -33,11 +33,12 @@ from runtimes.registry import find_runtime
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest, SharedResources
 
-_NOT_TO_CLIENT: Final = HOP_BY_HOP | {b"content-length", b"date", b"server", b"set-cookie", b"x-request-id"}
+_NOT_TO_CLIENT: Final = HOP_BY_HOP | {
+    *(b"content-length", b"date", b"server", b"set-cookie", b"x-request-id"),
+    SERVICE_HEADER.lower().encode(),
+}
 _FIRST_ERROR_STATUS: Final = 300  # a redirect is no response that a client could use
 _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-_TRIED_ELSEWHERE: Final = (*_TEMPORARY_ERRORS, HTTPStatus.BAD_GATEWAY)
-"""Errors of a backend that say nothing of the request: another backend may answer it."""
 
 _NO_RESPONSE: Final = ResponseBody()
 _COUNT_SECONDS: Final = 10.0
@@ -196,8 +197,8 @@ class UpstreamRequest:
         # 1. Choose by status, type and path how the body is rewritten.
         fields = _read_fields(headers)
         self._request.status = status
-        self._fields = fields.forwarded + self._request.client_fields
-        model, route = self._service.model, self._request.route
+        self._fields = fields.forwarded + self._request.client_fields + self._service.header_line
+        model, route = self._request.attempts.model_name, self._request.route
         if _is_error(status):
             self._response = ErrorResponse(fields.retry_after)
         elif fields.kind == b"text/event-stream":
@@ -302,7 +303,7 @@ class UpstreamRequest:
         # 2. The cases in which the client gets an error instead of the end.
         if response.failed and not request.has_answer:  # the body is an error, of which nothing was sent
             error = self._translate_error(response, last_data)
-            if error.status not in _TRIED_ELSEWHERE or not request.try_elsewhere(self.backend):
+            if not request.try_elsewhere(self.backend, error):
                 request.send_error(error)
             return
         if response.end is ResponseEnd.CUT_OFF:
@@ -395,10 +396,11 @@ class UpstreamRequest:
         name = self._service.config.name
         log.warning("engine_broke_off", service=name, backend=self.backend.uid, streaming=streaming, error=reason)
         self._note_failure("broken off")
-        if not streaming and self._request.try_elsewhere(self.backend):
+        error = errors.response_broken_off(name) if streaming else errors.upstream_failed(name)
+        if not streaming and self._request.try_elsewhere(self.backend, error):
             return
         self._request.error = "engine_broke_off"
-        self._request.send_error(errors.response_broken_off(name) if streaming else errors.upstream_failed(name))
+        self._request.send_error(error)
 
 
 async def count_prompt(pool: UpstreamPool, backend: Backend, route: str, body: RequestBody) -> int:

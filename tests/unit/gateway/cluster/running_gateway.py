@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.keep_alive import KeepAlive
 from gateway.proxy.request_body import BodyBudget
-from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, Resource
+from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, MODEL_ROUTES, Resource
 
 TOKEN = "t"
 SECRET = "pomona-secret-of-team-a"
@@ -134,6 +134,20 @@ class FedCluster:
         self.put(
             GATEWAY_KEYS, namespace, name, born=born, spec=spec, status={"digest": digest(secret), "previous": replaced}
         )
+
+    def put_route(
+        self,
+        name: str,
+        services: Mapping[str, int],
+        fallbacks: Mapping[str, Sequence[str]] = {},
+        namespace: str = "team-a",
+    ) -> None:
+        """Put a ModelRoute to services with these weights; its fallbacks have their causes, none for all."""
+        spec = {
+            "services": [{"name": service, "weight": weight} for service, weight in services.items()],
+            "fallbacks": [{"name": service, "when": when} for service, when in fallbacks.items()],
+        }
+        self.put(MODEL_ROUTES, namespace, name, spec=spec)
 
 
 class RunningGateway(NamedTuple):

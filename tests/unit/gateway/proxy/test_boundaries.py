@@ -39,7 +39,7 @@ async def test_fields_of_an_engine_that_concern_browsers_do_not_reach_clients(
 
     async with fake_engine(open_to_all) as backend, post_chat(http, await proxy.serve(backend)) as response:
         names = {name.lower() for name in response.headers}
-    assert names == {"content-type", "content-length", "date", "x-kept", "x-request-id"}
+    assert names == {"content-type", "content-length", "date", "x-kept", "x-request-id", "x-pomona-service"}
 
 
 async def test_client_cannot_have_the_engine_go_on_without_it(proxy: ProxyProcess, http: aiohttp.ClientSession) -> None:

@@ -18,10 +18,10 @@ def test_table_of_models_is_built_for_a_configuration_and_not_for_a_request() ->
     router.configure("token", services)
     table = router.services()
     assert sorted(table) == ["a/chat", "b/chat", "code"]
-    assert router.find_service("code") is router.find_service("a/code") is services["a/code"]
+    assert router.find_model("code") is router.find_model("a/code") is services["a/code"]
     with pytest.raises(RequestError):
-        router.find_service("chat")
+        router.find_model("chat")
     assert router.services() is table
     del services["b/chat"]
     router.configure("token", services)
-    assert router.find_service("chat") is services["a/chat"]
+    assert router.find_model("chat") is services["a/chat"]
