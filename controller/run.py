@@ -21,6 +21,7 @@ import structlog
 from controller.benchmarks.flexinfer_export import FlexInferExport
 from controller.controller_options import ControllerOptions
 from controller.gateway.key_reconciler import KeySecrets, key_reconciler
+from controller.gateway.route_reconciler import route_reconciler
 from controller.gateway.token_shards import TokenShards
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
@@ -205,8 +206,9 @@ class Controller:
         if options.gateway:
             tasks.append(TokenShards(self.store, tokens).run)
         on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
-        of_cluster = (pool_reconciler(queue.pools.standing), key_reconciler(KeySecrets(), has_gateway=options.gateway))
-        return (*in_pods, *on_hosts, *of_cluster), tasks
+        has_gateway = options.gateway
+        of_gateway = (key_reconciler(KeySecrets(), has_gateway=has_gateway), route_reconciler(has_gateway=has_gateway))
+        return (*in_pods, *on_hosts, pool_reconciler(queue.pools.standing), *of_gateway), tasks
 
     def _make_assessor(self, registry: CellRegistry, options: ControllerOptions) -> SpeedAssessor:
         """Return the source of the speeds by device class, and have each change of them enqueue services.

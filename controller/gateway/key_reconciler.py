@@ -171,26 +171,27 @@ def key_reconciler(secrets: KeySecrets, *, has_gateway: bool) -> Reconciler:
     return Reconciler(
         resource=GATEWAY_KEYS,
         decide=functools.partial(decide_key, has_gateway=has_gateway),
-        triggers=(Trigger(INFERENCE_SERVICES, list_keys_of_service, _read_access),),
+        triggers=(Trigger(INFERENCE_SERVICES, list_keys_of_service, read_access),),
         observe=secrets.observe if has_gateway else None,
         written=secrets.remember,
         restart=secrets.restart,
     )
 
 
-def _list_admitted(service: Obj) -> Sequence[str]:
+def list_admitted(service: Obj) -> Sequence[str]:
+    """Return the namespaces that a service admits beside its own."""
     admitted: Sequence[str] = (service["spec"].get("access") or {}).get("namespaces") or ()
     return admitted
 
 
-def _read_access(service: Obj) -> object:
-    """Return what decisions about keys read of a service: that it is there, and whom it admits."""
-    return service["metadata"].get("uid"), _list_admitted(service)
+def read_access(service: Obj) -> object:
+    """Return what decisions about keys and routes read of a service: that it is there, and whom it admits."""
+    return service["metadata"].get("uid"), list_admitted(service)
 
 
 def list_keys_of_service(store: Store, service: Obj) -> list[ObjectKey]:
     """Return the GatewayKeys that open a service: its end may leave one without any, and its begin changes that."""
-    admitted = _list_admitted(service)
+    admitted = list_admitted(service)
     if EVERY_NAMESPACE in admitted:
         keys = store.list(GATEWAY_KEYS)
     else:
@@ -202,7 +203,7 @@ def list_keys_of_service(store: Store, service: Obj) -> list[ObjectKey]:
 def _opens(key_namespace: str, spec: Obj, service: Obj) -> bool:
     metadata = service["metadata"]
     patterns = spec.get("services") or ()
-    return may_use(key_namespace, patterns, metadata["namespace"], metadata["name"], _list_admitted(service))
+    return may_use(key_namespace, patterns, metadata["namespace"], metadata["name"], list_admitted(service))
 
 
 def decide_key(snapshot: Snapshot, key: ObjectKey, *, has_gateway: bool) -> Plan:

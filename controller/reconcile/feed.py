@@ -24,6 +24,7 @@ from kube.resources import (
     JOBS,
     METAL_HOSTS,
     METAL_PROCESSES,
+    MODEL_ROUTES,
     MODELS,
     NETWORK_POLICIES,
     NODES,
@@ -47,7 +48,7 @@ WRITTEN_BY_USERS: Final = (Selection(MODELS), Selection(INFERENCE_SERVICES))
 _CHILDREN: Final = (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)
 REPORTED_IN_NAMESPACES: Final = tuple(Selection(resource, label_selector=OURS) for resource in _CHILDREN)
 REPORTED: Final = (
-    *(Selection(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES, ACCELERATOR_POOLS, GATEWAY_KEYS)),
+    *map(Selection, (METAL_HOSTS, METAL_PROCESSES, NODES, ACCELERATOR_POOLS, GATEWAY_KEYS, MODEL_ROUTES)),
     *REPORTED_IN_NAMESPACES,
 )
 """Followed by `kube.watch`: agents and the cluster report them again and again, and an event costs kopf 1 ms of CPU."""

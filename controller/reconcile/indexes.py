@@ -19,6 +19,7 @@ from crds.meta import (
     gateway_shard,
     split_slice_name,
 )
+from crds.modelroute import split_service
 from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
 from kube.resources import (
@@ -29,6 +30,7 @@ from kube.resources import (
     JOBS,
     METAL_HOSTS,
     METAL_PROCESSES,
+    MODEL_ROUTES,
     MODELS,
     NETWORK_POLICIES,
     POD_DISRUPTION_BUDGETS,
@@ -47,7 +49,10 @@ _Value = TypeVar("_Value")
 OWNER_INDEX: Final = "owner"
 """From namespace/uid of the controlling owner to its children: an object of another namespace is no child."""
 SERVICE_INDEX: Final = "service"
-"""From namespace/name of an InferenceService to its pods and EndpointSlices."""
+"""From namespace/name of an InferenceService to its pods and EndpointSlices, and to ModelRoutes that name it.
+
+ModelRoutes that have its name are among them.
+"""
 MODEL_INDEX: Final = "model"
 """From namespace/name of a Model to the InferenceServices that serve it, as main Model or companion."""
 HOST_INDEX: Final = "host"
@@ -79,7 +84,7 @@ ORDERS_INDEX: Final = "orders"
 HAS_ORDERS: Final = "some"
 
 NAMESPACE_INDEX: Final = "namespace"
-"""From a namespace to its GatewayKeys, and to the InferenceServices that its keys may use.
+"""From a namespace to its GatewayKeys and ModelRoutes, and to the InferenceServices that its keys may use.
 
 EVERY_NAMESPACE stands for services that the keys of all namespaces may use.
 """
@@ -261,6 +266,13 @@ def _list_namespaces(service: Obj) -> set[str]:
     return {service["metadata"]["namespace"], *admitted}
 
 
+def _list_services_of_route(route: Obj) -> set[str]:
+    """Return the services that a route names, and the one that has its name."""
+    namespace, spec = route["metadata"]["namespace"], route["spec"]
+    named = (target["name"] for target in (*spec["services"], *(spec.get("fallbacks") or ())))
+    return {namespaced(*split_service(name, namespace)) for name in (route["metadata"]["name"], *named)}
+
+
 def list_digests(key: Obj) -> set[str]:
     """Return the digests of all keys of a GatewayKey that are valid."""
     status = key.get("status") or {}
@@ -308,6 +320,10 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         SHARD_INDEX: lambda service: [gateway_shard(service["metadata"]["namespace"], service["metadata"]["name"])],
     },
     GATEWAY_KEYS: {NAMESPACE_INDEX: lambda key: [key["metadata"]["namespace"]], DIGEST_INDEX: list_digests},
+    MODEL_ROUTES: {
+        NAMESPACE_INDEX: lambda route: [route["metadata"]["namespace"]],
+        SERVICE_INDEX: _list_services_of_route,
+    },
     MODELS: {
         NODE_INDEX: _stated_nodes("copies"),
         SHORTAGE_INDEX: _stated_nodes("shortages"),

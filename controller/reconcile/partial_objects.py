@@ -27,6 +27,7 @@ from kube.resources import (
     JOBS,
     METAL_HOSTS,
     METAL_PROCESSES,
+    MODEL_ROUTES,
     MODELS,
     NETWORK_POLICIES,
     NODE_FITNESSES,
@@ -279,7 +280,7 @@ _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
     RESOURCE_CLAIMS: lambda claim: _keep(_drop_managed_fields(claim), _RESOURCE_CLAIM),
     **dict.fromkeys((PVCS, ENDPOINT_SLICES, RESOURCE_SLICES, NODE_FITNESSES), _drop_managed_fields),
     **dict.fromkeys(
-        (INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, GATEWAY_KEYS, ROLES, ROLE_BINDINGS),
+        (INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, GATEWAY_KEYS, MODEL_ROUTES, ROLES, ROLE_BINDINGS),
         _keep_our_managed_fields,
     ),
 }

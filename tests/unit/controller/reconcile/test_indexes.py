@@ -45,6 +45,7 @@ from kube.resources import (
     INFERENCE_SERVICES,
     JOBS,
     METAL_PROCESSES,
+    MODEL_ROUTES,
     MODELS,
     PODS,
     Resource,
@@ -98,6 +99,11 @@ def key(name: str, digest: str, previous: str) -> Obj:
     return {"metadata": {"name": name, "namespace": "team"}, "spec": {}, "status": status}
 
 
+def route(name: str, first: str, second: str) -> Obj:
+    spec = {"services": [{"name": f"team/{first}"}], "fallbacks": [{"name": second}]}
+    return {"metadata": {"name": name, "namespace": "team"}, "spec": spec}
+
+
 def offered(_: str, served: str, host: str) -> Obj:
     return slice_of(served, host)
 
@@ -110,6 +116,7 @@ KINDS: dict[Resource, Callable[[str, str, str], Obj]] = {
     METAL_PROCESSES: bound,
     ENDPOINT_SLICES: offered,
     GATEWAY_KEYS: key,
+    MODEL_ROUTES: route,
 }
 CHANGES = st.lists(st.tuples(st.sampled_from(list(KINDS)), NAMES, NAMES, NAMES, st.booleans()), max_size=40)
 
@@ -124,6 +131,10 @@ def is_of_gateway(obj: Obj, index: str, value: str) -> bool:
         return value == gateway_shard(obj["metadata"]["namespace"], obj["metadata"]["name"])
     if index == NAMESPACE_INDEX:
         return value in {obj["metadata"]["namespace"], *obj["spec"].get("access", {}).get("namespaces", ())}
+    if index == SERVICE_INDEX:
+        spec = obj["spec"]
+        services = (obj["metadata"]["name"], spec["fallbacks"][0]["name"])
+        return value in {spec["services"][0]["name"], *(f"team/{name}" for name in services)}
     previous = [entry["digest"] for entry in obj["status"].get("previous", ())]
     return value in {obj["status"].get("digest"), *previous}
 
@@ -134,6 +145,8 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
     def is_found(obj: Obj) -> bool:
         metadata: dict[str, Any] = obj["metadata"]
         labels, spec, namespace = metadata.get("labels", {}), obj.get("spec", {}), metadata["namespace"]
+        if resource == MODEL_ROUTES or index in {NAMESPACE_INDEX, DIGEST_INDEX, SHARD_INDEX}:
+            return is_of_gateway(obj, index, value)
         if index == OWNER_INDEX:
             owner = controller_of(obj)
             return owner is not None and f"{namespace}/{owner['uid']}" == value
@@ -151,8 +164,6 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
             scheduling = spec["scheduling"]
             queues = [f"{namespace}/{scheduling['queueName']}"] if "mode" in scheduling else []
             return value in (queues if index == KUEUE_INDEX else scheduling["pools"])
-        if index in {NAMESPACE_INDEX, DIGEST_INDEX, SHARD_INDEX}:
-            return is_of_gateway(obj, index, value)
         if index == MODEL_INDEX:
             named = [spec["modelRef"], *(adapter["modelRef"] for adapter in spec["adapters"])]
             return any(f"{namespace}/{name}" == value for name in named)
