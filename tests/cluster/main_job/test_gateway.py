@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import sys
 import time
 from base64 import b64decode
@@ -17,14 +18,15 @@ import pytest_asyncio
 
 from crds.meta import API_VERSION
 from kube.client import Obj
-from kube.resources import GATEWAY_KEYS, SECRETS
+from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.members import MetalHost
-from tests.controlplane.plane import ControlPlane
+from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
+from tests.support.namespaces import open_namespace
 
 URL = "http://127.0.0.1:8095"
 HEALTH = "http://127.0.0.1:8096"
@@ -182,3 +184,62 @@ async def test_limits_and_suspension_of_a_key_reach_its_clients(gateway: Gateway
     assert time.monotonic() - began < 5
     with pytest.raises(openai.AuthenticationError):
         await client.models.list()
+
+
+async def test_tenant_who_may_only_make_routes_reaches_nothing_new(
+    plane: ControlPlane, gateway: Gateway, cluster: Cluster, tmp_path: Path
+) -> None:
+    """A route of theirs works, with a service that stands in for another, and opens nothing that the key does not."""
+    verbs, kinds = "--verb=get,create,patch", "--resource=modelroutes.inference.pomona.dev"
+    await cluster.kubectl("create", "role", "router", verbs, kinds)
+    await cluster.kubectl("create", "rolebinding", "router", "--role=router", "--user=router")
+    asleep, large = (cluster.service(name, "cpu", replicas=0) for name in ("asleep", "large"))
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu"), asleep, large)
+    key = await gateway.make_key("ci", services=["chat", "asleep", "fast", "spy", "back-door"])
+    async with open_namespace(plane) as elsewhere:
+        foreign = cluster.service("secret", "cpu", replicas=0)
+        await cluster.client.create(
+            INFERENCE_SERVICES, foreign | {"metadata": {"name": "secret", "namespace": elsewhere}}
+        )
+        targets = {"fast": "asleep", "spy": f"{elsewhere}/secret", "back-door": "large"}
+        routes = [
+            {
+                "apiVersion": API_VERSION,
+                "kind": "ModelRoute",
+                "metadata": {"name": name},
+                "spec": {"services": [{"name": target}]}
+                | ({"fallbacks": [{"name": "chat", "when": ["Unavailable"]}]} if name == "fast" else {}),
+            }
+            for name, target in targets.items()
+        ]
+        path = tmp_path / "routes.json"
+        path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": routes}))
+        await cluster.kubectl("--as=router", "apply", f"--filename={path}")
+        for attempt in (
+            ("patch", "gatewaykey", "ci", "--type=merge", '--patch={"spec":{"services":[]}}'),
+            ("patch", "isvc", "large", "--type=merge", '--patch={"spec":{"replicas":1}}'),
+            ("get", "isvc,gatewaykeys,secrets"),
+        ):
+            with pytest.raises(PlaneError, match="orbidden"):
+                await cluster.kubectl("--as=router", *attempt)
+
+        async def are_judged() -> bool:
+            found = (await cluster.client.list(MODEL_ROUTES, cluster.namespace)).items
+            reasons = {route["metadata"]["name"]: route["status"]["conditions"][0]["reason"] for route in found}
+            return reasons == {"fast": "Valid", "spy": "NoService", "back-door": "NoKey"}
+
+        await eventually(are_judged)
+        await cluster.ready("chat")
+        client = await gateway.openai(key)
+        assert [model.id for model in (await client.models.list()).data] == ["asleep", "chat", "fast"]
+        answer = await client.chat.completions.with_raw_response.create(model="fast", messages=QUESTION, max_tokens=8)
+        assert answer.headers["x-pomona-service"] == f"{cluster.namespace}/chat"
+        said = answer.parse()
+        assert (said.model, "Hello" in (said.choices[0].message.content or "")) == ("fast", True)
+        stream = await client.chat.completions.create(model="fast", messages=QUESTION, max_tokens=8, stream=True)
+        assert {chunk.model async for chunk in stream} == {"fast"}
+        for name in ("spy", "back-door"):
+            with pytest.raises(
+                openai.NotFoundError, match="is not served here: set `model` to one that is: asleep, chat"
+            ):
+                await client.chat.completions.create(model=name, messages=QUESTION)

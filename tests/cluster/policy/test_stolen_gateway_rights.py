@@ -16,7 +16,7 @@ from kube.resources import (
     GATEWAY_KEYS,
     INFERENCE_SERVICES,
     METAL_HOSTS,
-    MODELS,
+    MODEL_ROUTES,
     PODS,
     SECRETS,
     Resource,
@@ -60,7 +60,7 @@ async def gateway(plane: ControlPlane) -> AsyncIterator[Client]:
 @pytest.mark.usefixtures("stored_shard")
 async def test_gateway_reads_what_it_routes_by(gateway: Client, client: Client, namespace: str) -> None:
     await client.create(GATEWAY_KEYS, make_manifest(GATEWAY_KEYS, namespace))
-    for resource in (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS, ENDPOINT_SLICES):
+    for resource in (INFERENCE_SERVICES, GATEWAY_KEYS, MODEL_ROUTES, ENDPOINT_SLICES):
         await gateway.list(resource)
     selector = f"metadata.name={SHARD}"
     found = await gateway.list(SECRETS, CONTROLLER_NAMESPACE, field_selector=selector)
@@ -95,6 +95,7 @@ async def test_stolen_gateway_token_opens_nothing_else(gateway: Client, client: 
         "a key of its own": lambda: gateway.create(GATEWAY_KEYS, make_manifest(GATEWAY_KEYS, namespace, "mine")),
         "digest of a key": lambda: gateway.apply(GATEWAY_KEYS, status, field_manager="thief", subresource="status"),
         "change of a key": lambda: gateway.patch_json(GATEWAY_KEYS, "one", namespace, edit),
+        "a route of its own": lambda: gateway.create(MODEL_ROUTES, make_manifest(MODEL_ROUTES, namespace, "mine")),
         "change of a service": lambda: gateway.patch_json(
             INFERENCE_SERVICES, service["metadata"]["name"], namespace, edit
         ),

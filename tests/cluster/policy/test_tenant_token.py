@@ -20,6 +20,7 @@ from kube.resources import (
     JOBS,
     METAL_HOSTS,
     METAL_PROCESSES,
+    MODEL_ROUTES,
     MODELS,
     PODS,
     ROLE_BINDINGS,
@@ -75,7 +76,7 @@ async def owner(plane: ControlPlane, client: Client, namespace: str) -> AsyncIte
 
 
 async def test_tenant_has_models_and_services(tenant: Client, plane: ControlPlane, namespace: str) -> None:
-    for resource in (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS):
+    for resource in (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS, MODEL_ROUTES):
         await tenant.create(resource, make_manifest(resource, namespace))
         await tenant.patch_json(resource, "one", namespace, [{"op": "add", "path": "/metadata/labels", "value": {}}])
         assert [item["metadata"]["name"] for item in (await tenant.list(resource, namespace)).items] == ["one"]
@@ -84,13 +85,13 @@ async def test_tenant_has_models_and_services(tenant: Client, plane: ControlPlan
         f"--kubeconfig={kubeconfig}", "scale", "isvc", "one", "--replicas=0", f"--namespace={namespace}"
     )
     assert (await tenant.get(INFERENCE_SERVICES, "one", namespace))["spec"]["replicas"] == 0
-    for resource in (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS):
+    for resource in (MODELS, INFERENCE_SERVICES, GATEWAY_KEYS, MODEL_ROUTES):
         await tenant.delete(resource, "one", namespace)
 
 
 async def test_tenant_token_opens_nothing_else(tenant: Client, client: Client, namespace: str) -> None:
     await client.create(METAL_PROCESSES, build_process(namespace, "chat-1", "studio-1"))
-    for resource in (INFERENCE_SERVICES, GATEWAY_KEYS):
+    for resource in (INFERENCE_SERVICES, GATEWAY_KEYS, MODEL_ROUTES):
         await client.create(resource, make_manifest(resource, namespace))
 
     def status(resource: Resource, name: str) -> Awaitable[Obj]:
@@ -103,6 +104,8 @@ async def test_tenant_token_opens_nothing_else(tenant: Client, client: Client, n
         "status of a process": lambda: status(METAL_PROCESSES, "chat-1"),
         "status of a service": lambda: status(INFERENCE_SERVICES, "one"),
         "status of a key": lambda: status(GATEWAY_KEYS, "one"),
+        "status of a route": lambda: status(MODEL_ROUTES, "one"),
+        "a route elsewhere": lambda: tenant.create(MODEL_ROUTES, make_manifest(MODEL_ROUTES, "default")),
         "keys elsewhere": lambda: tenant.list(GATEWAY_KEYS, "default"),
         "registration of a host": lambda: tenant.create(METAL_HOSTS, {"metadata": {"name": "mine"}, "spec": {}}),
         "hosts": lambda: tenant.list(METAL_HOSTS),
