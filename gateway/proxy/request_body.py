@@ -39,8 +39,12 @@ _STREAM: Final = "stream"
 _STREAM_OPTIONS: Final = "stream_options"
 _INCLUDE_USAGE: Final = "include_usage"
 _TRUE: Final = msgspec.Raw(b"true")
-FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model"})
-"""Fields that make mlx_lm.server load any weights that the client names, from its disk or the internet."""
+FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model", "lora"})
+"""Fields by which a client would have other weights answer, and not it alone.
+
+mlx_lm.server loads any that it names, from its disk or the internet. llama-server takes what it has computed with other
+LoRA adapters for the beginning of the next client's prompt.
+"""
 
 Pieces: TypeAlias = list[bytes | bytearray | memoryview]
 _Result = TypeVar("_Result")

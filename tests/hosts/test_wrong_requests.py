@@ -10,7 +10,7 @@ from kube.resources import MODELS
 from metal_agent.native.process import kill_strays
 from tests.support.api_objects import GIB
 from tests.support.refused_manifests import make_manifest
-from tests.support.tiny_models import tiny_gguf, tiny_mlx
+from tests.support.tiny_models import tiny_companions, tiny_gguf, tiny_mlx
 from tests.support.up_command import Up, ask, manifest, service
 from tests.support.wrong_requests import send_wrong_requests
 
@@ -45,6 +45,28 @@ async def test_wrong_requests_of_one_client_disturb_no_other(
         assert len(statuses) > 40
         assert "checking the engine" not in up.said
         assert "Failed" not in up.said
+    finally:
+        if up.process.running:
+            await up.process.kill()
+        await kill_strays(tmp_path / "state", ())
+
+
+async def test_client_switches_no_adapter_off(tmp_path: Path) -> None:
+    """llama.cpp would take what it computed without the adapter for the begin of the next client's prompt, too."""
+    tiny_gguf.write(tmp_path / "tiny.gguf")
+    tiny_companions.write_adapter(tmp_path / "style.gguf", first=8)
+    models = [
+        make_manifest(MODELS, name=name, source=f"file://{tmp_path}/{name}.gguf", memoryBytes=GIB)
+        for name in ("tiny", "style")
+    ]
+    styled = service("styled", "tiny", adapters=[{"modelRef": "style"}])
+    up = Up(tmp_path, manifest(tmp_path / "styled.yaml", *models, styled), "--port=0")
+    try:
+        url = await up.url()
+        await up.says("styled: Ready")
+        for chosen in ([], [{"id": 0, "scale": 0}], [{"id": 1, "scale": 1}]):
+            status, text = await ask(url, "styled", max_tokens=4, temperature=0, lora=chosen)
+            assert (status, text.strip()[:6]) == (200, "It was")
     finally:
         if up.process.running:
             await up.process.kill()
