@@ -117,7 +117,10 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
         of_same_namespace("Model"),
     ] = None
     adapters: Annotated[
-        list[Adapter], Meta(max_length=8), "LoRA adapters on top of the model.", keyed_by("modelRef")
+        list[Adapter],
+        Meta(max_length=8),
+        "LoRA adapters on top of the model, all of which are applied to each request.",
+        keyed_by("modelRef"),
     ] = []
     priority: Annotated[
         Priority,

@@ -115,11 +115,18 @@ class ClientKey:
             raise errors.missing_model(self.list_models())
         if found := self._found.get(model):
             return found
-        found = self._find_route(model) or self._find_service(ObjectKey(*split_service(model, self.namespace)))
+        found = self._find(model)
         if found is None:
+            name, colon, _adapter = model.partition(":")
+            if colon and self._find(name):
+                raise errors.adapter_not_chosen(model, name)
             raise errors.model_not_found(model, self.list_models())
         self._found[model] = found
         return found
+
+    def _find(self, model: str) -> RequestedModel | None:
+        """Return the route or service of this name, or None if the key may use none."""
+        return self._find_route(model) or self._find_service(ObjectKey(*split_service(model, self.namespace)))
 
     def _find_service(self, key: ObjectKey) -> RoutedService | None:
         """Return a service, or None if the key may not use it."""

@@ -173,6 +173,13 @@ def model_not_found(model: str, served: Iterable[str]) -> RequestError:
     return RequestError(HTTPStatus.NOT_FOUND, "model_not_found", message, param="model")
 
 
+def adapter_not_chosen(model: str, service: str) -> RequestError:
+    """404: the name of an adapter of a service, which the service applies to each request."""
+    message = f"the model {model[:_LONGEST_TEXT]!r} is not served here: all adapters of a service are always applied"
+    message += f": set `model` to {service}"
+    return RequestError(HTTPStatus.NOT_FOUND, "model_not_found", message, param="model")
+
+
 def request_too_large(limit_bytes: int) -> RequestError:
     """413: a body over the limit."""
     message = f"the request body is larger than {limit_bytes} bytes"
