@@ -39,6 +39,8 @@ _TYPES: Final[Mapping[int, str]] = {
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
+_REFUSED_KEY: Final[Mapping[str, str]] = {"WWW-Authenticate": "Bearer", "x-should-retry": "false"}
+"""Headers of 401. Without the second, Claude Code tries a wrong key again for minutes and says nothing meanwhile."""
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     **_TYPES,
     HTTPStatus.NOT_FOUND: "not_found_error",
@@ -90,19 +92,19 @@ class RequestError(Exception):
 def invalid_api_key() -> RequestError:
     """401: no bearer token, or a wrong one. It names nothing, for whoever asks may not know what is served here."""
     message = "the bearer token is missing or wrong; a service's is in the Secret <service>-token under the key `token`"
-    return RequestError(HTTPStatus.UNAUTHORIZED, "invalid_api_key", message, {"WWW-Authenticate": "Bearer"})
+    return RequestError(HTTPStatus.UNAUTHORIZED, "invalid_api_key", message, _REFUSED_KEY)
 
 
 def invalid_gateway_key() -> RequestError:
     """401: no key, or one that admits nobody. It says nothing of keys that exist."""
     message = "the key is missing, wrong, suspended or expired: send a valid one as a bearer token or in X-Api-Key"
-    return RequestError(HTTPStatus.UNAUTHORIZED, "invalid_api_key", message, {"WWW-Authenticate": "Bearer"})
+    return RequestError(HTTPStatus.UNAUTHORIZED, "invalid_api_key", message, _REFUSED_KEY)
 
 
 def key_revoked(key: str) -> RequestError:
     """401, or in an event: the key of a running request admits nobody any more."""
     message = f"{key} was revoked, suspended or replaced, or has expired, before the answer ended: use a valid key"
-    return RequestError(HTTPStatus.UNAUTHORIZED, "key_revoked", message, {"WWW-Authenticate": "Bearer"})
+    return RequestError(HTTPStatus.UNAUTHORIZED, "key_revoked", message, _REFUSED_KEY)
 
 
 def foreign_origin() -> RequestError:
