@@ -75,6 +75,12 @@ test-vllm: setup ## Run the tests with the real vLLM on the processor; TESTS=pat
 	@$(BIN)/python -m tests.vllm.environment >/dev/null
 	@$(PYTEST) $(or $(TESTS),tests/vllm) --timeout 900 -s $(ARGS)
 
+# They take 830 MB in the user's cache: they are no part of `make test`.
+.PHONY: test-agents
+test-agents: setup ## Run Claude Code, Codex and npm's `ai` against the gateway, without a network; ARGS=... for some of the tests
+	@$(BIN)/python -m tests.agents.programs >/dev/null
+	@$(SANDBOX) $(PYTEST) $(or $(TESTS),tests/agents) $(ARGS)
+
 # It needs root for a control group of its own, and takes minutes: it is no part of `make test`.
 .PHONY: test-systemd
 test-systemd: setup ## Run the agent as a unit of a real systemd in namespaces of its own, as root; TESTS=path and ARGS=... for some

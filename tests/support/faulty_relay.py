@@ -34,6 +34,8 @@ class RelayedRequest(NamedTuple):
     path: str
     headers: Mapping[str, str]
     body: bytes
+    came_at: float
+    """By the clock of the event loop."""
 
 
 class FaultyRelay:
@@ -69,7 +71,8 @@ class FaultyRelay:
         body = await request.read()
         fault = SOUND
         if request.method == "POST":
-            self.requests.append(RelayedRequest(request.path, dict(request.headers), body))
+            now = asyncio.get_running_loop().time()
+            self.requests.append(RelayedRequest(request.path, dict(request.headers), body, now))
             fault = self.faults.pop(0) if self.faults else self.lasting_fault
         if fault.status:
             error: dict[str, Any] = {"error": {"message": "a fault of the test", "type": "server_error"}}

@@ -1,0 +1,1 @@
+"""Agents and libraries of npm as clients of the gateway: `make test-agents`."""
