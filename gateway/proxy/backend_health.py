@@ -198,6 +198,19 @@ class BackendPast:
             self._report(self)
 
 
+class UnobservedPast(BackendPast):
+    """The past of any backend whose health nobody asks for."""
+
+    def __init__(self) -> None:
+        super().__init__("", lambda _: None)
+        self._progress = AnswerProgress(0, 0, 0.0)  # of all answers: not under way, so that none is judged
+
+    def expect_answer(self, body: bytes | bytearray, now: float) -> AnswerProgress:
+        """Return the progress of an answer that is not observed."""
+        del body, now
+        return self._progress
+
+
 def _digest(body: bytes | bytearray) -> int:
     """Return the same number for the same body, from its ends only, because a body may be large."""
     if len(body) <= _DIGEST_BYTES:

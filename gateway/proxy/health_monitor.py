@@ -4,13 +4,15 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
+from typing import Final
 
 from msgspec import structs
 
-from gateway.proxy.backend_health import BackendPast
+from gateway.proxy.backend_health import BackendPast, UnobservedPast
 from gateway.proxy.config import Backend, BackendHealth
 
 CHECK_SECONDS = 1.0
+_UNOBSERVED: Final = UnobservedPast()
 
 
 class HealthMonitor:
@@ -50,11 +52,16 @@ class HealthMonitor:
         return True
 
     def observe_backend(self, uid: str) -> BackendPast:
-        """Return the past of a backend that gets a request now; from now on its pauses are checked."""
+        """Return the past of a backend that gets a request now; from now on its pauses are checked.
+
+        One that is not configured is not observed: it has left the configuration, or is behind a gateway.
+        """
+        past = self._pasts.get(uid)
+        if past is None:
+            return _UNOBSERVED
         if self._check_timer is None:
             self._check_timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_pauses)
-        # A backend that has left the configuration is observed, too, but nobody reads the result.
-        return self._pasts.get(uid) or BackendPast(uid, self._report)
+        return past
 
     def suspects(self) -> tuple[BackendHealth, ...]:
         """Return the health of the backends that are suspect."""

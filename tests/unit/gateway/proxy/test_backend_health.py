@@ -392,6 +392,15 @@ async def test_requests_that_were_sent_to_a_backend_show_nothing_of_what_it_is_c
     assert [health.uid for health in monitor.suspects()] == ["u"]
 
 
+async def test_backend_that_is_not_configured_is_not_observed() -> None:
+    monitor = HealthMonitor()
+    for number in range(8):
+        past = monitor.observe_backend("u")
+        past.note_failure(past.expect_answer(b"%d" % number, 0), "500", 0)
+    assert not past.health.suspect
+    assert not past.under_way
+
+
 # A running proxy that does not wait for long
 
 
