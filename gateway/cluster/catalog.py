@@ -11,7 +11,6 @@ from crds.meta import HTTPS, LABEL_SERVICE_NAME
 from gateway.cluster.routed_service import RoutedService
 from gateway.cluster.watched_objects import WatchedRoute, WatchedService, WatchedSlice, get_part
 from gateway.proxy.config import Backend
-from gateway.proxy.load_balancer import InFlight
 from kube.client import Obj
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, MODEL_ROUTES, ObjectKey, Resource, object_key
 from kube.store import Store
@@ -42,8 +41,6 @@ class Catalog:
         """By namespace and name."""
         self.revision = 0
         """Another number after each change of which services and routes exist, and of who may use them."""
-        self.in_flight = InFlight(self._end_request)
-        """The requests that each endpoint is answering."""
         self._store = store
         self._tokens: dict[ObjectKey, ServiceTokens] = {}
         store.add_index(ENDPOINT_SLICES, _BY_SERVICE, _list_services_of_slice)
@@ -82,7 +79,7 @@ class Catalog:
             return
 
         if service is None:
-            self.services[key] = RoutedService(watched, self.in_flight)
+            self.services[key] = RoutedService(watched)
             self.revision += 1
             self._update_endpoints(key)
         else:
@@ -107,12 +104,6 @@ class Catalog:
         backends = build_backends(str(key), [get_part(obj, WatchedSlice) for obj in slices], tokens)
         if backends != service.config.backends:
             service.set_backends(backends)
-
-    def _end_request(self, uid: str, tokens: int) -> None:
-        """Note the end of a request at the endpoint of this uid, which names its service."""
-        namespace, _, name = uid.partition(" ")[0].partition("/")
-        if service := self.services.get(ObjectKey(namespace, name)):
-            service.end_request(uid, tokens)
 
 
 def build_backends(service: str, slices: Sequence[WatchedSlice], tokens: ServiceTokens | None) -> tuple[Backend, ...]:

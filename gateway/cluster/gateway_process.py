@@ -61,9 +61,7 @@ async def run(client: Client, options: GatewayOptions) -> None:
         pool = await stack.enter_async_context(UpstreamPool(options.trust))
         limiter, counting = _open_limiter(options.redis_url, stack)
         feed = ClusterFeed(limiter)
-        shared = SharedResources(
-            feed.catalog.in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive()
-        )
+        shared = SharedResources(BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive())
 
         # 1. Listen, and follow the cluster.
         times = ConnectionTimes()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _LOADING: Final = frozenset({"Pending", "Downloading", "WaitingForGPU", "Progressing"})
 """Phases of a service without an endpoint that will have one."""
 _BYTES_PER_TOKEN: Final = 4
+_UNCOUNTED: Final = InFlight(lambda *_: None)
+"""Counts no requests: each endpoint has its outstanding tokens."""
 
 
 class RoutedBackends(msgspec.Struct, frozen=True):
@@ -49,17 +51,16 @@ class RoutedService(Service):
 
     Args:
         watched: the InferenceService.
-        in_flight: counts the requests of each endpoint; it calls `end_request` of the service when one has ended.
     """
 
-    def __init__(self, watched: WatchedService, in_flight: InFlight) -> None:
+    def __init__(self, watched: WatchedService) -> None:
         self.endpoints: dict[str, GatewayEndpoint] = {}
         """By the uid of the backend; an endpoint that is gone stays as long as it works on a request."""
         self._backends: dict[str, Backend] = {}  # those that take requests, by uid
         self._group = EndpointGroup(())
         self._retries = RetryBudget()
         self._turn = 0  # a number that grows with each request
-        super().__init__(RoutedBackends(f"{watched.metadata.namespace}/{watched.metadata.name}"), in_flight)
+        super().__init__(RoutedBackends(f"{watched.metadata.namespace}/{watched.metadata.name}"), _UNCOUNTED)
         self.created = int(datetime.fromisoformat(watched.metadata.creation_timestamp).timestamp())
         self.watched = watched
         """The InferenceService as it was seen last."""
@@ -87,14 +88,12 @@ class RoutedService(Service):
         if endpoint is None:
             return None
         endpoint.begin_request(tokens, now)
-        self._in_flight.begin(endpoint.uid, tokens)
         request.reserved = tokens
         return self._backends[endpoint.uid]
 
-    def end_request(self, uid: str, tokens: int) -> None:
+    def free_backend(self, uid: str, reserved: int) -> None:
         """Note that an endpoint works no more on a request of so many tokens."""
-        if endpoint := self.endpoints.get(uid):  # it may be one of a former service of this name
-            endpoint.end_request(min(tokens, endpoint.outstanding_tokens))
+        self.endpoints[uid].end_request(reserved)
 
     def begin_request(self, request: "InferenceRequest") -> None:
         """Count a request as running, and for the budget of those that are tried at another endpoint."""

@@ -34,7 +34,6 @@ from gateway.proxy.keep_alive import (
     KeepAlive,
     render_comment,
 )
-from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.request_body import (
     NO_BODY,
     BodyBudget,
@@ -68,7 +67,6 @@ _numbers = itertools.count()
 class SharedResources(NamedTuple):
     """Resources that the requests to all services of this host share."""
 
-    in_flight: InFlight
     body_budget: BodyBudget
     scan_turns: asyncio.Lock
     """Held while a piece of a large body is scanned."""
@@ -371,7 +369,7 @@ class InferenceRequest:
             return False
         if self._upstream:
             self._upstream.forget_answer()
-        self._shared.in_flight.end(backend.uid, reserved)
+        service.free_backend(backend.uid, reserved)
         self._send_to(other, service)
         return True
 

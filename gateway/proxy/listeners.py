@@ -71,7 +71,6 @@ class Listeners:
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
         self._shared = SharedResources(
-            in_flight=self.in_flight,
             body_budget=BodyBudget(),
             scan_turns=asyncio.Lock(),
             pool=pool,

@@ -154,6 +154,10 @@ class Service:
             in_flight.begin(backend.uid, request.reserved)
         return backend
 
+    def free_backend(self, uid: str, reserved: int) -> None:
+        """Give a slot of a backend back, with the tokens that the request has reserved there."""
+        self._in_flight.end(uid, reserved)
+
     def note_unreachable(self, backend: Backend) -> None:
         """Note that a backend accepts no connection; here its agent finds that out, too."""
 

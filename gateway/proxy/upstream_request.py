@@ -115,11 +115,11 @@ class UpstreamRequest:
 
     def free_slot(self) -> None:
         """Give the slot back. A cancelled request keeps shared cells until the backend closes the connection."""
-        in_flight, uid, reserved = self._shared.in_flight, self.backend.uid, self._request.reserved
+        uid, reserved = self.backend.uid, self._request.reserved
         if self._cancelled and self._connection and self._frees_late:
-            self._connection.abort(functools.partial(in_flight.end, uid, reserved))
+            self._connection.abort(functools.partial(self._service.free_backend, uid, reserved))
         else:
-            in_flight.end(uid, reserved)
+            self._service.free_backend(uid, reserved)
 
     def forget_answer(self) -> None:
         """Note that the answer, if it has not ended, shows nothing of the backend."""

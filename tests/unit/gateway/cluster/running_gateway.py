@@ -164,9 +164,7 @@ async def gateway_in_process(limiter: Limiter | None = None) -> AsyncIterator[Ru
         feed = ClusterFeed(limiter or Limiter())
         for listed in feed._listed:
             listed.set()
-        shared = SharedResources(
-            feed.catalog.in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive()
-        )
+        shared = SharedResources(BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive())
         table = ConnectionTable(ConnectionCaps(100, 100), 0.1)
         listener = HttpListener(handle_requests(feed.keys, shared), table, ConnectionTimes())
         await listener.bind("127.0.0.1", 0)

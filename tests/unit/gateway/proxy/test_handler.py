@@ -53,7 +53,7 @@ async def test_request_to_a_dead_engine_is_sent_to_its_replacement() -> None:
     dead = make_service(Backend(uid="dead", url="http://127.0.0.1:9"))
     tiny = Service(dead, in_flight)
     async with fake_engine(hello) as fresh, UpstreamPool() as pool, aiohttp.ClientSession() as client:
-        shared = SharedResources(in_flight, BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive())
+        shared = SharedResources(BodyBudget(), asyncio.Lock(), pool, HealthMonitor(), KeepAlive())
         table = ConnectionTable(ConnectionCaps(total=10, per_peer=10), sweep_seconds=1)
         listener = HttpListener(handle_requests(SingleServiceRouter(tiny), shared), table, ConnectionTimes())
         await listener.bind("127.0.0.1", 0)
