@@ -5,6 +5,7 @@ asks follows from the key alone: no header and no field of a request changes it.
 """
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -46,6 +47,9 @@ class ClientKey:
 
     def __init__(self, watched: GatewayKey, catalog: Catalog, admissions: Admissions) -> None:
         self.watched = watched
+        self.namespace = watched.metadata.namespace
+        """The namespace of its clients."""
+        self.full_name = f"{self.namespace}/{watched.metadata.name}"
         self._admissions = admissions
         self._scopes: tuple[LimitScope, ...] = ()
         """Its limits, and those of its namespace."""
@@ -60,14 +64,9 @@ class ClientKey:
         self._listed: Mapping[str, RequestedModel] | None = None
 
     @property
-    def namespace(self) -> str:
-        """The namespace of its clients."""
-        return self.watched.metadata.namespace
-
-    @property
     def name(self) -> str:
         """The name in errors and log."""
-        return f"GatewayKey {self.namespace}/{self.watched.metadata.name}"
+        return f"GatewayKey {self.full_name}"
 
     def update(self, watched: GatewayKey, ceiling: LimitScope | None) -> None:
         """Take the GatewayKey as it is now, and the ceiling of its namespace; None: there is none."""
@@ -179,21 +178,15 @@ class Credential:
     def __init__(self, key: ClientKey, valid_until: float) -> None:
         self.client_key = key
         self.valid_until = valid_until
+        self.namespace = key.namespace
+        """The namespace of its clients."""
+        self.key = key.full_name
+        """The key in the log."""
 
     @property
     def name(self) -> str:
         """The name in errors and log."""
         return self.client_key.name
-
-    @property
-    def namespace(self) -> str:
-        """The namespace of its clients."""
-        return self.client_key.namespace
-
-    @property
-    def key(self) -> str:
-        """The key in the log."""
-        return f"{self.namespace}/{self.client_key.watched.metadata.name}"
 
     def services(self) -> Mapping[str, RequestedModel]:
         """Return the services and routes that its clients may use."""
@@ -250,7 +243,7 @@ class KeyTable:
 
     def authorize(self, headers: Headers) -> Credential:
         """Return the credential that a client has sent. Raises RequestError."""
-        credentials = self._by_digest.get(digest_key(read_credentials(headers).decode(errors="replace")))
+        credentials = self._by_digest.get(_read_digest(headers))
         if credentials is None or credentials[0].valid_until <= time.time():
             raise errors.invalid_gateway_key()
         return credentials[0]
@@ -324,6 +317,12 @@ class KeyTable:
             for request in service.running_requests():
                 if request.router is revoked:
                     request.interrupt("key_revoked", errors.key_revoked(key.name))
+
+
+@functools.lru_cache(maxsize=256)
+def _read_digest(headers: Headers) -> str:
+    """Return the digest of the key in the header fields, which equal heads share."""
+    return digest_key(read_credentials(headers).decode(errors="replace"))
 
 
 def list_valid_digests(key: GatewayKey, now: float) -> dict[str, float]:
