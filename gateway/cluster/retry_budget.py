@@ -11,6 +11,8 @@ RETRIES_PER_REQUEST: Final = 0.1
 FREE_RETRIES: Final = 10.0
 """The retries of a service without other requests: as many as an agent runs tools at once."""
 WINDOW_SECONDS: Final = 60.0
+AGING_SECONDS: Final = 1.0
+"""Requests of so short a time have one age: to compute it for each would cost more than to count it."""
 
 
 class RetryBudget:
@@ -23,7 +25,8 @@ class RetryBudget:
 
     def note_request(self, now: float) -> None:
         """Count a request, not its retries."""
-        self._age(now)
+        if now - self._counted_at >= AGING_SECONDS:
+            self._age(now)
         self._requests += 1
 
     def try_take(self, now: float) -> bool:
