@@ -8,6 +8,7 @@ them. So each endpoint comes to cache that shared prompt once, and the histories
 Only the begin of each is hashed, and no mark that clients move from turn to turn (`cache_control`).
 """
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -78,7 +79,7 @@ def find_affinity(headers: Headers, route: str, fields: Mapping[str, msgspec.Raw
     digest = hashlib.blake2b(digest_size=8, key=namespace.encode())
 
     # 1. The name that the client gives to the conversation: a header, or a text in the body that is not empty.
-    named = next((session for name in _SESSION_HEADERS if (session := headers.value(name))), b"")
+    named = _read_session(headers)
     if not named and (key := fields.get("prompt_cache_key")):
         text = _read_start(key, SHARED_BYTES)
         named = text if text.startswith(b'"') and text != b'""' else b""
@@ -92,6 +93,12 @@ def find_affinity(headers: Headers, route: str, fields: Mapping[str, msgspec.Raw
         digest.update(_read_turns(value) if name in _TURNS else _read_shared(name, value))
         digest.update(b"\0")
     return int.from_bytes(digest.digest()) if values else None
+
+
+@functools.lru_cache(maxsize=256)
+def _read_session(headers: Headers) -> bytes:
+    """Return the name of a session in the header fields, which equal heads share; empty: they have none."""
+    return next((session for name in _SESSION_HEADERS if (session := headers.value(name))), b"")
 
 
 def _read_shared(name: str, value: msgspec.Raw) -> bytes:

@@ -85,14 +85,21 @@ def choose_endpoint(
         now: the time, by the clock of `EndpointHealth`.
         turn: a number that grows with each request; equally busy endpoints take turns by it.
     """
-    # 1. The endpoints that may get it: those that work or else, if there are none, all.
+    # 1. The first in the order of its conversation, if it works and has few requests: of most services, it mostly does.
+    tokens = tokens or 1
+    order = order_endpoints(group, affinity) if affinity is not None else ()
+    if order and not excluded:
+        first = order[0]
+        if first.health.ejected_until <= now and first.outstanding_tokens <= (first.spare_requests - 1) * tokens:
+            return first
+
+    # 2. The endpoints that may get it: those that work or else, if there are none, all.
     candidates = [endpoint for endpoint in group.endpoints if endpoint.uid not in excluded]
     usable = [endpoint for endpoint in candidates if endpoint.health.ejected_until <= now] or candidates
-    tokens = tokens or 1
 
-    # 2. The first in the order of its conversation that is within the bound.
+    # 3. The first in the order of its conversation that is within the bound.
     bound_per_weight = 0.0  # summed up only if the first one has more than a few requests
-    for endpoint in order_endpoints(group, affinity) if affinity is not None else ():
+    for endpoint in order:
         if endpoint not in usable:
             continue
         above_bound: float = endpoint.outstanding_tokens + tokens - endpoint.spare_requests * tokens
@@ -102,7 +109,7 @@ def choose_endpoint(
         if above_bound <= 0:
             return endpoint
 
-    # 3. The one with the least work for its speed; of several, one after the other.
+    # 4. The one with the least work for its speed; of several, one after the other.
     loads = [(endpoint.outstanding_tokens + tokens) / endpoint.weight for endpoint in usable]
     least = min(loads, default=0.0)
     least_busy = [endpoint for endpoint, load in zip(usable, loads, strict=True) if load == least]
