@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LOADING: Final = frozenset({"Pending", "Downloading", "WaitingForGPU", "Progressing"})
 """Phases of a service without an endpoint that will have one."""
 _BYTES_PER_TOKEN: Final = 4
-_UNCOUNTED: Final = InFlight(lambda *_: None)
+_UNCOUNTED: Final = InFlight(lambda _: None)
 """Counts no requests: each endpoint has its outstanding tokens."""
 
 

@@ -218,7 +218,7 @@ class Listeners:
         self.in_flight.forget_others({backend.uid for backend in backends})  # keeps only their last ends
         self.health.configure(backends)
 
-    def _admit_waiting(self, uid: str, _reserved: int) -> None:
+    def _admit_waiting(self, uid: str) -> None:
         """Give the slot of backend `uid`, which has become free, to the service that has the backend now."""
         if service := self._services_by_backend.get(uid):
             service.queue.admit_waiting()

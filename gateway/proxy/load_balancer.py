@@ -15,13 +15,9 @@ from gateway.proxy.token_lanes import ALONE, UNKNOWN
 
 
 class InFlight:
-    """The number of requests in flight, by backend uid.
+    """The number of requests in flight, by backend uid; `on_end` is called with the uid when one has ended."""
 
-    Args:
-        on_end: called with the uid when a request has ended, and with the tokens that it had reserved.
-    """
-
-    def __init__(self, on_end: Callable[[str, int], None]) -> None:
+    def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end = on_end  # its slot is free: a request that waits may get it
         self._counts: dict[str, int] = {}
         """The requests in flight by backend, those of an older proxy included; a backend without any has no entry."""
@@ -71,7 +67,7 @@ class InFlight:
             self._last_ended_at[uid] = time.monotonic()
             if uid in self._idle_events:
                 self._idle_events.pop(uid).set()
-        self._on_end(uid, reserved)  # gives the free slot to a request that waits
+        self._on_end(uid)  # gives the free slot to a request that waits
 
     def count_elsewhere(self, counts: Mapping[str, int]) -> None:
         """Count the requests that another proxy has in flight to the same backends as if they were of this one.

@@ -91,7 +91,7 @@ async def test_documented_metrics_are_those_that_are_served(machine: Machine) ->
     agent = AgentMetrics(
         *(machine.ledger, machine.runners, machine.watchdog, machine.gate, ServiceRates()), host="studio-1"
     )
-    service = Service(make_service(name="team/chat"), InFlight(lambda _, _tokens: None))
+    service = Service(make_service(name="team/chat"), InFlight(lambda _: None))
     service.metrics.requests["completions", 500] += 1
     service.metrics.errors["engine_error"] += 1
     served = {}

@@ -237,7 +237,7 @@ def test_pod_may_send_series_of_its_engine_only(runtime: str, kept: str, dropped
 
 
 def test_every_series_of_the_proxy_is_kept() -> None:
-    service = Service(make_service(name="ns/chat"), InFlight(lambda _, _tokens: None))
+    service = Service(make_service(name="ns/chat"), InFlight(lambda _: None))
     monitor = made(POD_MONITORS, runtime="generic", image="a.example/b:1", resources={"memory": "1Gi"}, container={})
     assert monitor is not None
     regex = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][0]["regex"]
@@ -256,7 +256,7 @@ def test_pod_may_send_no_more_series_than_proxy_and_engine_have(runtime: str) ->
     of_generic: Obj = {"container": {}} if runtime == "generic" else {}
     monitor = made(POD_MONITORS, runtime=runtime, **(stated | of_generic))
     assert monitor is not None
-    service = Service(make_service(name="ns/chat"), InFlight(lambda _, _tokens: None))
+    service = Service(make_service(name="ns/chat"), InFlight(lambda _: None))
     for route in {*INFERENCE.values(), "models", "other"}:
         for status in range(200, 220):
             service.metrics.requests[route, status] += 1

@@ -40,7 +40,7 @@ def sample(at: float, requests: float, seconds: float = 0.0) -> MetricsSample:
 
 
 def test_series_are_those_of_the_proxy() -> None:
-    service = Service(make_service(name="team/chat"), InFlight(lambda _, _tokens: None))
+    service = Service(make_service(name="team/chat"), InFlight(lambda _: None))
     for seconds in (0.5, 1.5):
         service.metrics.request_seconds.observe(seconds)
         service.metrics.generated_tokens += 15

@@ -6,22 +6,19 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from gateway.cluster.catalog import Catalog
 from gateway.cluster.endpoint_choice import EndpointGroup, GatewayEndpoint, hash_seed, order_endpoints
 from gateway.cluster.routed_service import RoutedService
 from gateway.cluster.usable_route import UsableRoute
 from gateway.cluster.watched_objects import RouteTarget, WatchedRoute, WatchedService
-from kube.store import Store
 
 NUMBERS = [hash_seed(str(conversation)) for conversation in range(40_000)]
 SHARE = 0.01
 """The most by which a share of 40,000 conversations differs from its weight: four standard deviations."""
-IN_FLIGHT = Catalog(Store()).in_flight
 
 
 def service(name: str) -> RoutedService:
     metadata = {"namespace": "team-a", "name": name, "uid": name, "creationTimestamp": "2026-11-29T12:00:00Z"}
-    return RoutedService(msgspec.convert({"metadata": metadata}, WatchedService), IN_FLIGHT)
+    return RoutedService(msgspec.convert({"metadata": metadata}, WatchedService))
 
 
 SERVICES = {name: service(name) for name in "abcd"}

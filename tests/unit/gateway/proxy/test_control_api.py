@@ -222,7 +222,7 @@ async def test_version_is_the_one_by_which_agents_compare(proxy: ProxyProcess) -
 
 
 def test_metrics_are_read_by_prometheus_as_they_were_counted() -> None:
-    service = Service(make_service(name='n"s/tiny'), InFlight(lambda _, _tokens: None))
+    service = Service(make_service(name='n"s/tiny'), InFlight(lambda _: None))
     counts = service.metrics
     counts.requests = Counter({("chat", 200): 1, ("chat", 503): 1})
     for _ in range(3):

@@ -49,7 +49,7 @@ async def test_request_to_a_dead_engine_is_sent_to_its_replacement() -> None:
             super().begin(uid, reserved)
             tiny.config = structs.replace(dead, backends=(fresh,))
 
-    in_flight = ReplacedMeanwhile(lambda _, _tokens: None)
+    in_flight = ReplacedMeanwhile(lambda _: None)
     dead = make_service(Backend(uid="dead", url="http://127.0.0.1:9"))
     tiny = Service(dead, in_flight)
     async with fake_engine(hello) as fresh, UpstreamPool() as pool, aiohttp.ClientSession() as client:

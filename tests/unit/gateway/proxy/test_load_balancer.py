@@ -47,7 +47,7 @@ def test_first_of_equally_busy_backends_is_picked_so_its_prompt_cache_stays_warm
 
 
 async def test_backend_is_idle_when_its_last_request_has_ended() -> None:
-    in_flight = InFlight(lambda _, _tokens: None)
+    in_flight = InFlight(lambda _: None)
     assert in_flight.idle_seconds("a") is None
     in_flight.begin("a")
     in_flight.begin("a")
@@ -66,11 +66,11 @@ async def test_backend_is_idle_when_its_last_request_has_ended() -> None:
 
 
 async def test_backend_without_any_request_is_idle() -> None:
-    await asyncio.wait_for(InFlight(lambda _, _tokens: None).wait_idle("unknown"), 60)
+    await asyncio.wait_for(InFlight(lambda _: None).wait_idle("unknown"), 60)
 
 
 async def test_next_request_to_any_backend_ends_the_wait_for_one() -> None:
-    in_flight = InFlight(lambda _, _tokens: None)
+    in_flight = InFlight(lambda _: None)
     waiting = [asyncio.create_task(in_flight.wait_busy()) for _ in range(2)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)

@@ -11,8 +11,7 @@ from tests.unit.gateway.proxy.running_proxy import make_service
 
 def test_table_of_models_is_built_for_a_configuration_and_not_for_a_request() -> None:
     services = {
-        name: Service(make_service(name=name), InFlight(lambda _, _tokens: None))
-        for name in ("a/chat", "b/chat", "a/code")
+        name: Service(make_service(name=name), InFlight(lambda _: None)) for name in ("a/chat", "b/chat", "a/code")
     }
     router = ModelRouter()
     router.configure("token", services)

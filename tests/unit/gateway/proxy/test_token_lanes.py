@@ -45,7 +45,7 @@ class Traffic:
     """The requests of one service."""
 
     def __init__(self, *backends: Backend) -> None:
-        self.in_flight = InFlight(lambda _, _tokens: self.service.queue.admit_waiting())
+        self.in_flight = InFlight(lambda _: self.service.queue.admit_waiting())
         self.service = Service(make_service(*backends), self.in_flight)
         self.running: list[PlainRequest] = []
         self.waiting: list[PlainRequest] = []
