@@ -30,7 +30,7 @@ class EndpointHealth:
             self.ejected_until = now + self._ejection_seconds
 
     def note_success(self) -> None:
-        """End the ejection: the endpoint has accepted a connection."""
+        """End the ejection: the endpoint has begun to answer."""
         self.ejected_until = self._ejection_seconds = 0.0
 
     def note_unreachable(self, now: float) -> None:

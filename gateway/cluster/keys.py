@@ -270,6 +270,7 @@ class KeyTable:
             for digest in list(key.credentials):
                 self._remove(key, digest)
             del self.keys[name]
+            self._admissions.usage.forget_key(*name)
             key = None
         if watched is None:
             return

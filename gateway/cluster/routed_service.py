@@ -13,6 +13,7 @@ import msgspec
 from gateway.cluster.affinity import find_affinity
 from gateway.cluster.endpoint_choice import EndpointGroup, GatewayEndpoint, choose_endpoint
 from gateway.cluster.retry_budget import RetryBudget
+from gateway.cluster.token_estimate import estimate_prompt_tokens
 from gateway.cluster.watched_objects import WatchedService
 from gateway.proxy.config import Backend
 from gateway.proxy.load_balancer import InFlight
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _LOADING: Final = frozenset({"Pending", "Downloading", "WaitingForGPU", "Progressing"})
 """Phases of a service without an endpoint that will have one."""
-_BYTES_PER_TOKEN: Final = 4
 _UNCOUNTED: Final = InFlight(lambda _: None)
 """Counts no requests: each endpoint has its outstanding tokens."""
 
@@ -81,7 +81,7 @@ class RoutedService(Service):
         """Take an endpoint: that of the request's conversation, or the one with the least work."""
         if not tried and len(self._group.endpoints) > 1:
             read_affinity(request)
-        tokens = len(request.body.content) // _BYTES_PER_TOKEN + 1
+        tokens = estimate_prompt_tokens(request.body)
         self._turn += 1
         now = time.monotonic()
         endpoint = choose_endpoint(self._group, request.affinity, tokens, excluded=tried, now=now, turn=self._turn)
@@ -110,7 +110,7 @@ class RoutedService(Service):
             endpoint.health.note_unreachable(time.monotonic())
 
     def note_reached(self, backend: Backend) -> None:
-        """Note that an endpoint has accepted a connection."""
+        """Note that an endpoint has begun to answer."""
         if endpoint := self.endpoints.get(backend.uid):
             endpoint.health.note_success()
 

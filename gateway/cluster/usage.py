@@ -3,7 +3,6 @@
 Counts are kept for a bounded number of keys and services; what is beyond is counted together.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -50,11 +49,10 @@ class UsageTable:
         usage.prompt_tokens += prompt_tokens
         usage.generated_tokens += generated_tokens
 
-    def forget(self, is_gone: Callable[[KeyUsage], bool]) -> None:
-        """Forget keys and services that are gone, so that others have their places."""
-        for labels, usage in list(self._usages.items()):
-            if labels != _OTHERS and is_gone(usage):
-                del self._usages[labels]
+    def forget_key(self, namespace: str, key: str) -> None:
+        """Forget a key that is gone, so that others have its places."""
+        for labels in [labels for labels in self._usages if labels[:2] == (namespace, key)]:
+            del self._usages[labels]
 
     def list_usages(self) -> list[KeyUsage]:
         """Return all usages, which can be encoded as JSON."""

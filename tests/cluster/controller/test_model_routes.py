@@ -40,7 +40,7 @@ class RouteNamespaces:
         await self.client.create(GATEWAY_KEYS, {"metadata": metadata, "spec": {"services": services}})
 
     async def admit(self, name: str, *namespaces: str) -> None:
-        """Have a service of the other namespace admit these ones."""
+        """Make a service of the other namespace admit these ones."""
         operation = {"op": "add", "path": "/spec/access", "value": {"namespaces": namespaces}}
         await self.client.patch_json(INFERENCE_SERVICES, name, self.elsewhere, [operation])
 

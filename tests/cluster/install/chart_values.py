@@ -59,6 +59,7 @@ EVERYTHING: dict[str, Any] = {
     "gateway": {
         "replicas": 3,
         "tlsSecret": "gateway-tls",
+        "redis": {"secret": "gateway-redis"},
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
         "ingress": {
             "enabled": True,

@@ -14,6 +14,7 @@ GATEWAY: Identity = ("Deployment", "pomona-system", "pomona-gateway")
 SERVICE: Identity = ("Service", "pomona-system", "pomona-gateway")
 INGRESS: Identity = ("Ingress", "pomona-system", "pomona-gateway")
 ROUTE: Identity = ("HTTPRoute", "pomona-system", "pomona-gateway")
+ARGUMENTS = ["gateway", "--address=0.0.0.0:8080", "--metrics-address=0.0.0.0:8081", "--drain-seconds=580"]
 
 
 def read_container(objects: dict[Identity, Any]) -> Any:
@@ -29,12 +30,12 @@ async def test_every_value_reaches_the_gateway(tmp_path: Path) -> None:
     assert container["resources"] == VALUES["resources"]
     assert (pod["nodeSelector"], pod["tolerations"]) == (EVERYTHING["nodeSelector"], EVERYTHING["tolerations"])
     assert container["args"] == [
-        *("gateway", "--address=0.0.0.0:8080", "--metrics-address=0.0.0.0:8081"),
+        *ARGUMENTS,
         *("--tls-certificate=/etc/pomona/tls/tls.crt", "--tls-key=/etc/pomona/tls/tls.key"),
-        *("--hosts-ca=/etc/pomona/hosts-ca/all.pem", "--verbose"),
+        *("--hosts-ca=/etc/pomona/hosts-ca/all.pem", "--redis-url-file=/etc/pomona/redis/url", "--verbose"),
     ]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounts == {name: f"/etc/pomona/{name}" for name in ("tls", "hosts-ca")}
+    assert mounts == {name: f"/etc/pomona/{name}" for name in ("tls", "hosts-ca", "redis")}
     assert {volume["name"] for volume in pod["volumes"]} == mounts.keys()
     (port,) = objects[SERVICE]["spec"]["ports"]
     assert (port["port"], port["name"]) == (443, "https")
@@ -48,7 +49,7 @@ async def test_every_value_reaches_the_gateway(tmp_path: Path) -> None:
 async def test_gateway_is_on_by_default_and_the_controller_knows_it() -> None:
     objects = await render()
     assert objects[GATEWAY]["spec"]["replicas"] == 2
-    assert read_container(objects)["args"] == ["gateway", "--address=0.0.0.0:8080", "--metrics-address=0.0.0.0:8081"]
+    assert read_container(objects)["args"] == ARGUMENTS
     (port,) = objects[SERVICE]["spec"]["ports"]
     assert (port["port"], port["name"], port["targetPort"]) == (80, "http", "api")
     (controller,) = objects[CONTROLLER]["spec"]["template"]["spec"]["containers"]

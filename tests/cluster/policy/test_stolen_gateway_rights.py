@@ -14,6 +14,7 @@ from kube.errors import Forbidden
 from kube.resources import (
     ENDPOINT_SLICES,
     GATEWAY_KEYS,
+    GATEWAY_QUOTAS,
     INFERENCE_SERVICES,
     METAL_HOSTS,
     MODEL_ROUTES,
@@ -60,7 +61,7 @@ async def gateway(plane: ControlPlane) -> AsyncIterator[Client]:
 @pytest.mark.usefixtures("stored_shard")
 async def test_gateway_reads_what_it_routes_by(gateway: Client, client: Client, namespace: str) -> None:
     await client.create(GATEWAY_KEYS, make_manifest(GATEWAY_KEYS, namespace))
-    for resource in (INFERENCE_SERVICES, GATEWAY_KEYS, MODEL_ROUTES, ENDPOINT_SLICES):
+    for resource in (INFERENCE_SERVICES, GATEWAY_KEYS, GATEWAY_QUOTAS, MODEL_ROUTES, ENDPOINT_SLICES):
         await gateway.list(resource)
     selector = f"metadata.name={SHARD}"
     found = await gateway.list(SECRETS, CONTROLLER_NAMESPACE, field_selector=selector)

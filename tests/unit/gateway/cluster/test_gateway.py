@@ -124,7 +124,7 @@ async def test_models_are_listed_without_replicas_too(gateway: RunningGateway, h
     gateway.cluster.serve("team-a", "sleepy", phase="Suspended")
     async with http.get(f"{gateway.url}/v1/models", headers=AUTHORIZED) as response:
         chat, sleepy = (await response.json())["data"]
-    assert chat["id"], chat["context_length"] == ("chat", 4096)
+    assert (chat["id"], chat["context_length"]) == ("chat", 4096)
     assert (chat["max_model_len"], chat["status"]) == (4096, {"value": "loaded"})
     assert (sleepy["id"], sleepy["status"]) == ("sleepy", {"value": "unloaded"})
     async with http.get(f"{gateway.url}/v1/models/team-a/sleepy", headers=AUTHORIZED) as response:
