@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -17,25 +16,12 @@ from tests.unit.gateway.cluster.running_gateway import (
     AUTHORIZED,
     SECRET,
     RunningGateway,
-    gateway_in_process,
     in_seconds,
 )
 from tests.unit.gateway.proxy.running_proxy import GatedEngine, error_code, fake_engine, raw_engine
 
 OTHER = "pomona-another-secret-that-is-long"
 TEXT_EVENT = b'data: {"choices":[{"delta":{"content":"a"}}],"model":"chat"}\n\n'
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[RunningGateway]:
-    async with gateway_in_process() as running:
-        yield running
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 def ask(

@@ -15,25 +15,13 @@ from gateway.cluster.routed_service import RoutedService
 from gateway.proxy import inference_request
 from gateway.proxy.metrics import render_metrics
 from kube.resources import INFERENCE_SERVICES, MODEL_ROUTES, ObjectKey
-from tests.unit.gateway.cluster.running_gateway import AUTHORIZED, RunningGateway, gateway_in_process
+from tests.unit.gateway.cluster.running_gateway import AUTHORIZED, RunningGateway
 from tests.unit.gateway.proxy.running_proxy import GatedEngine, Handler, error_code, fake_engine
 
 OTHER = "pomona-another-secret-that-is-long"
 TEXT_EVENT = b'data: {"choices":[{"delta":{"content":"a"}}],"model":"any"}\n\n'
 NOBODY = "http://127.0.0.1:1"
 LONG = {"error": {"message": "request (9 tokens) exceeds", "type": "exceed_context_size_error", "code": 400}}
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[RunningGateway]:
-    async with gateway_in_process() as running:
-        yield running
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 class Engines:
@@ -461,7 +449,7 @@ async def test_comments_are_no_beginning_of_an_answer(
     body = {"model": "r", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
     async with http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
         assert await response.content.readuntil(b"\n\n") == b": waiting\n\n"
-        assert "X-Pomona-Service" not in response.headers  # nobody knows yet who answers
+        assert "X-Pomona-Service" not in response.headers
         go_on.set()
         assert b'"content":"other"' in await response.content.read()
 
@@ -496,6 +484,6 @@ async def test_client_that_leaves_ends_the_request_at_the_service_that_stands_in
     gateway.cluster.put_route("r", {"first": 1}, {"other": []})
     asking = asyncio.ensure_future(ask(http, gateway, "r", stream=True))
     await asyncio.wait_for(engine.arrived.wait(), 5)
-    asking.cancel()
+    asking.cancel()  # the client leaves
     await asyncio.wait_for(engine.cancelled.wait(), 5)
     assert [counts(gateway, name).metrics.requests for name in ("first", "other")] == [{}, {("chat", 499): 1}]

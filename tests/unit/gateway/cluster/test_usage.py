@@ -30,8 +30,8 @@ def test_label_sets_are_bounded_and_free_again() -> None:
     assert table.list_usages()[-1] == msgspec.structs.replace(
         table.list_usages()[-1], namespace="other", key="other", service="other", requests=50
     )
-    table.forget_key("team-a", "key-7")
-    table.forget_key("team-b", "key-8")
-    assert len(table.list_usages()) == MOST_LABEL_SETS
+    for namespace, key in (("team-a", "key-7"), ("team-a", "key-8"), ("team-b", "key-9")):
+        table.forget_key(namespace, key)
+    assert len(table.list_usages()) == MOST_LABEL_SETS - 1
     table.count("team-a", "new", "tiny", prompt_tokens=1, generated_tokens=1)
     assert table.list_usages()[-1].key == "new"
