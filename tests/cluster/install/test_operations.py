@@ -9,7 +9,16 @@ import yaml
 
 from crds.meta import API_VERSION
 from kube.client import Client
-from kube.resources import DEPLOYMENTS, GATEWAY_KEYS, INFERENCE_SERVICES, METAL_HOSTS, MODELS, NAMESPACES, SECRETS
+from kube.resources import (
+    DEPLOYMENTS,
+    GATEWAY_KEYS,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    MODEL_ROUTES,
+    MODELS,
+    NAMESPACES,
+    SECRETS,
+)
 from tests.cluster.main_job.cluster import Cluster
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane
@@ -64,6 +73,8 @@ async def back_up_and_restore(shell: Shell, cluster: Cluster) -> None:
     await client.create(
         GATEWAY_KEYS, {"metadata": {"name": "app", "namespace": namespace}, "spec": {"services": ["chat"]}}
     )
+    route = {"services": [{"name": "chat", "weight": 3}]}
+    await client.create(MODEL_ROUTES, {"metadata": {"name": "best", "namespace": namespace}, "spec": route})
     token = await eventually(lambda: cluster.token("chat"))
     key = (await eventually(lambda: client.get(SECRETS, "app-key", namespace)))["data"]
     (backup,) = COMMANDS["Back up"]
@@ -73,13 +84,16 @@ async def back_up_and_restore(shell: Shell, cluster: Cluster) -> None:
     assert kept.pop("spec")["namespaces"] == [namespace]
     assert kept == {"apiVersion": API_VERSION, "kind": "MetalHost", "metadata": {"name": HOST}}
 
-    await cluster.kubectl("delete", "isvc/chat", "gk/app", "mdl/tiny", "mdl/gated", "secret/hub", f"mh/{HOST}")
+    await cluster.kubectl(
+        "delete", "isvc/chat", "gk/app", "mr/best", "mdl/tiny", "mdl/gated", "secret/hub", f"mh/{HOST}"
+    )
     await eventually(lambda: is_gone(cluster))
     (restore,) = COMMANDS["Restore"]
     await shell.run(restore)
     assert await cluster.token("chat") == token
     assert (await client.get(SECRETS, "app-key", namespace))["data"] == key
     assert (await client.get(GATEWAY_KEYS, "app", namespace))["spec"]["services"] == ["chat"]
+    assert (await client.get(MODEL_ROUTES, "best", namespace))["spec"] == route
     service = await client.get(INFERENCE_SERVICES, "chat", namespace)
     model = await client.get(MODELS, "tiny", namespace)
     assert (service["spec"]["priority"], model["spec"]["memoryBytes"]) == ("high", 1 << 30)
