@@ -23,11 +23,15 @@ KEY_ENTRY: Final = "key"
 _DAY_SECONDS: Final = 24 * 3600
 _YEAR_SECONDS: Final = 365 * _DAY_SECONDS
 _LONGEST_PATTERN: Final = 128
+_WITH_STARS: Final = r"[-a-z0-9]*(\*[-a-z0-9]*){0,2}"
+"""A name with two stars at most: more select nothing that people want, and take longer to compare."""
 _ServicePattern = Annotated[
     str,
-    Meta(min_length=1, max_length=_LONGEST_PATTERN, extra_json_schema={"pattern": "^([-a-z0-9*]+/)?[-a-z0-9*]+$"}),
+    Meta(
+        min_length=1, max_length=_LONGEST_PATTERN, extra_json_schema={"pattern": rf"^({_WITH_STARS}/)?{_WITH_STARS}$"}
+    ),
 ]
-"""NAME or NAMESPACE/NAME, with stars."""
+"""NAME or NAMESPACE/NAME, with two stars in each at most."""
 Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
@@ -38,9 +42,10 @@ class GatewayKeySpec(ApiStruct, frozen=True):
         list[_ServicePattern],
         Meta(max_length=64),
         "Services that the key opens: NAME of the namespace of the key, or NAMESPACE/NAME. * stands for any letters "
-        "but /, so that chat-* are services of this namespace and */* all. Of other namespaces it opens only services "
-        "whose spec.access admits this one. By a ModelRoute the key reaches those of its services that are listed "
-        "here; the name of the route counts for nothing. Default: all services that this namespace may use.",
+        "but /, at most twice in each name: chat-* are services of this namespace and */* all. Of other namespaces it "
+        "opens only services whose spec.access admits this one. By a ModelRoute the key reaches those of its services "
+        "that are listed here; the name of the route counts for nothing. Default: all services that this namespace "
+        "may use.",
     ] = []
     suspend: Annotated[
         bool, "If true, the gateway refuses the key and ends its running streams. Set suspend to false to go on."

@@ -92,14 +92,14 @@ class KeySecrets:
         cached = self._cached.get(key)
         if secret is None or cached is None:  # there is none, or somebody else made it
             ends_soon = secret is not None and is_left_behind(secret, gateway_key)
-            return KeyInputs(secret, generate_key(), LEFT_BEHIND_SECONDS if ends_soon else PROBLEM_SECONDS)
+            return KeyInputs(secret, generate_key(key.namespace), LEFT_BEHIND_SECONDS if ends_soon else PROBLEM_SECONDS)
         digest = read_digest(secret)
         is_taken = bool(digest) and self._belongs_to_another(snapshot.store, key, digest)
         if not digest or is_taken:
             due = min(cached.read_again_at, snapshot.now + timedelta(seconds=PROBLEM_SECONDS))
             self._cached[key] = cached = cached._replace(read_again_at=due)
         again_seconds = (cached.read_again_at - snapshot.now).total_seconds()
-        return KeyInputs(secret, generate_key(), max(again_seconds, 1.0), is_taken)
+        return KeyInputs(secret, generate_key(key.namespace), max(again_seconds, 1.0), is_taken)
 
     def remember(self, resource: Resource, secret: Obj) -> None:
         """Keep a Secret as the answer to a write has it."""
@@ -314,8 +314,8 @@ def _find_secret_problem(
         return "SecretTaken", message
     if not read_digest(inputs.secret):
         return "InvalidKey", (
-            f"entry key of Secret {name} is no key: put in at least 32 printable ASCII characters without blanks, or "
-            "delete the Secret to get a new key"
+            f"entry key of Secret {name} is no key of this namespace: put in at least 32 printable ASCII characters "
+            "without blanks, or delete the Secret to get a new key"
         )
     if inputs.is_taken:
         return "KeyTaken", f"another GatewayKey has the key in Secret {name}: delete the Secret to get a new key"

@@ -6,6 +6,7 @@ before its time is over, wherever the controller dies.
 """
 
 import base64
+import hashlib
 import re
 import secrets
 from collections.abc import Iterable
@@ -33,9 +34,20 @@ _KEY: Final = re.compile(rb"[!-~]{32,8192}")
 _KEY_BYTES: Final = 32
 
 
-def generate_key() -> str:
-    """Return a new key with 256 random bits; its beginning tells scanners of published code whose key it is."""
-    return f"pomona-{secrets.token_urlsafe(_KEY_BYTES)}"
+_MADE_KEY: Final = re.compile(r"pomona-([0-9a-f]{8})-.*")
+
+
+def generate_key(namespace: str) -> str:
+    """Return a new key with 256 random bits for a namespace.
+
+    Its beginning tells scanners of published code whose key it is, and binds it to the namespace: a key that has leaked
+    opens nothing elsewhere once its owner has withdrawn it.
+    """
+    return f"pomona-{_mark_namespace(namespace)}-{secrets.token_urlsafe(_KEY_BYTES)}"
+
+
+def _mark_namespace(namespace: str) -> str:
+    return hashlib.sha256(namespace.encode()).hexdigest()[:8]
 
 
 def is_made_for(secret: Obj, key_uid: str) -> bool:
@@ -53,10 +65,14 @@ def is_left_behind(secret: Obj, key: GatewayKey) -> bool:
 def read_digest(secret: Obj) -> str:
     """Return the digest of the key in a Secret; empty if it has none that is long enough, and that a client can send.
 
-    Blanks around the key do not count: a file ends with a line feed.
+    Blanks around the key do not count: a file ends with a line feed. A key that was made for another namespace is none.
     """
     key = base64.b64decode((secret.get("data") or {}).get(KEY_ENTRY) or "").strip()
-    return digest_key(key.decode()) if _KEY.fullmatch(key) else ""
+    if not _KEY.fullmatch(key):
+        return ""
+    made = _MADE_KEY.fullmatch(key.decode())
+    is_foreign = made is not None and made[1] != _mark_namespace(secret["metadata"]["namespace"])
+    return "" if is_foreign else digest_key(key.decode())
 
 
 def read_rotation(secret: Obj) -> str:

@@ -5,10 +5,10 @@ that who may create ModelRoutes finds out nothing about other namespaces.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from controller.gateway.key_reconciler import list_admitted, read_access
+from controller.gateway.key_reconciler import MOST_COMPARISONS, list_admitted, read_access
 from controller.reconcile.conditions import condition, transitions
 from controller.reconcile.indexes import NAMESPACE_INDEX, SERVICE_INDEX
 from controller.reconcile.plan import Plan, Reconciler, Snapshot
@@ -75,10 +75,7 @@ def _judge(store: Store, route: ObjectKey, spec: ModelRouteSpec, *, has_gateway:
     # 2. No client can name the route.
     keys = store.by_index(GATEWAY_KEYS, NAMESPACE_INDEX, route.namespace)
     weighted = [target.name for target in spec.services if target.weight]
-    patterns = [key["spec"].get("services") or () for key in keys]
-    if not any(
-        _leads(store, route, opens, name, hides_service=hides_service) for opens in patterns for name in weighted
-    ):
+    if not _is_opened(store, route, keys, weighted, hides_service=hides_service):
         return "NoKey", f"no GatewayKey of namespace {route.namespace} opens a service of the route: make one"
 
     # 3. It works.
@@ -88,6 +85,20 @@ def _judge(store: Store, route: ObjectKey, spec: ModelRouteSpec, *, has_gateway:
             f"of the route, and InferenceService {route.name} only as {route}"
         )
     return VALID, f"clients with GatewayKeys of namespace {route.namespace} ask for model {route.name}"
+
+
+def _is_opened(
+    store: Store, route: ObjectKey, keys: Iterable[Obj], weighted: Sequence[str], *, hides_service: bool
+) -> bool:
+    """Return whether a key opens a service of a route; True also if there is too much to compare at once."""
+    comparisons_left = MOST_COMPARISONS
+    for key in keys:
+        patterns = key["spec"].get("services") or ()
+        for name in weighted:
+            comparisons_left -= max(1, len(patterns))
+            if comparisons_left < 0 or _leads(store, route, patterns, name, hides_service=hides_service):
+                return True
+    return False
 
 
 def _leads(store: Store, route: ObjectKey, patterns: Sequence[str], name: str, *, hides_service: bool) -> bool:

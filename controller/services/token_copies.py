@@ -63,6 +63,8 @@ def keep_previous_tokens(
 
     # 3. Without those whose key is not needed any more, and those that are in force again.
     previous = {key: token for key, token in sorted(previous.items()) if key in tokens and token.token != tokens[key]}
+    fitting = fit_tokens({key: token.token for key, token in previous.items()})
+    previous = {key: token for key, token in previous.items() if key in fitting}
     if not previous:
         return dict(tokens)
     return {**tokens, PREVIOUS_TOKENS_KEY: base64.b64encode(msgspec.json.encode(previous)).decode()}

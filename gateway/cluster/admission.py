@@ -5,18 +5,21 @@ ended, what it has really used takes the place of that, for the limits as for th
 """
 
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.cluster.limiter import AdmittedRequest, Limiter
 from gateway.cluster.rate_limits import TOKENS, LimitScope
 from gateway.cluster.token_estimate import estimate_prompt_tokens, estimate_tokens
 from gateway.cluster.usage import UsageTable
-from gateway.proxy.response_body import TokenCount
+from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.service import Service
 
 if TYPE_CHECKING:
     from gateway.cluster.routed_service import RoutedService
     from gateway.proxy.inference_request import InferenceRequest
+
+_MOST_OVERRUN: Final = 8
+"""The most that a request is charged, as a multiple of its reservation: engines of tenants state what they like."""
 
 
 class Admissions:
@@ -64,7 +67,7 @@ class KeyAdmission:
         request: the request.
     """
 
-    __slots__ = ("_admitted", "_key", "_prompt_tokens", "_route", "_usage")
+    __slots__ = ("_admitted", "_key", "_prompt_tokens", "_route", "_streams", "_usage")
 
     def __init__(
         self,
@@ -78,14 +81,17 @@ class KeyAdmission:
         self._admitted = admitted
         self._prompt_tokens = estimate_prompt_tokens(request.body)  # for an engine that does not report them
         self._route = request.route
+        self._streams = request.body.streams
 
     def settle(self, service: Service, tokens: TokenCount, *, was_served: bool) -> None:
         """Count what was used of a service, and give back the rest of the reservation; unserved requests are free."""
         prompt = self._prompt_tokens if tokens.prompt is None and was_served else tokens.prompt or 0
         generated = tokens.generated or 0
         self._usage.count(*self._key, service.config.name, prompt_tokens=prompt, generated_tokens=generated)
-        if self._admitted:
-            self._admitted.settle(prompt + generated)
+        if self._admitted and was_served and tokens == NO_TOKENS and not self._streams:
+            self._admitted.settle(None)  # a client that has left before the whole answer pays what it has reserved
+        elif self._admitted:
+            self._admitted.settle(min(prompt + generated, _MOST_OVERRUN * self._admitted.tokens))
 
     def render_fields(self) -> bytes:
         """Return the lines of the header fields about what the limits still admit."""

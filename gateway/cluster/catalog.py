@@ -16,6 +16,8 @@ from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, MODEL_ROUTES, Ob
 from kube.store import Store
 
 _BY_SERVICE: Final = "service"
+_NAMES: Final = "FQDN"
+"""The type of slices whose addresses are names."""
 _PORT_NAME: Final = "http"
 """The port of a Service, and of its slices, at which clients are served."""
 
@@ -111,6 +113,7 @@ def build_backends(service: str, slices: Sequence[WatchedSlice], tokens: Service
     urls = {
         f"{'https' if port.app_protocol == HTTPS else 'http'}://{_bracket(address)}:{port.port}"
         for endpoint_slice in slices
+        if endpoint_slice.address_type != _NAMES  # which their owner may let point at anything
         for port in endpoint_slice.ports or ()
         if port.name == _PORT_NAME and port.port
         for endpoint in endpoint_slice.endpoints or ()

@@ -76,6 +76,7 @@ async def run(client: Client, options: GatewayOptions) -> None:
         following = asyncio.ensure_future(_follow(client, feed, counting))
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()  # it is not ready any more, also where the work beside requests has failed
 
         # 2. Serve on for a moment.
         restore_stop_signals()

@@ -12,15 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from crds.gatewaykey import GatewayKey, digest_key, may_use, read_expiry_seconds
-from crds.gatewayquota import GatewayQuota
+from crds.gatewaykey import digest_key, may_use, read_expiry_seconds
 from crds.modelroute import may_lead, split_service
 from gateway.cluster.admission import Admissions, KeyAdmission
 from gateway.cluster.catalog import Catalog
 from gateway.cluster.rate_limits import LimitScope, RateLimits
 from gateway.cluster.routed_service import RoutedService
 from gateway.cluster.usable_route import UsableRoute
-from gateway.cluster.watched_objects import RouteTarget, WatchedRoute, get_part
+from gateway.cluster.watched_objects import RouteTarget, WatchedKey, WatchedQuota, WatchedRoute, get_part
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import read_credentials
@@ -37,7 +36,7 @@ SWEEP_SECONDS: Final = 1.0
 
 
 class ClientKey:
-    """A GatewayKey, and the services that it may use; it stays the same object as long as the GatewayKey exists.
+    """A WatchedKey, and the services that it may use; it stays the same object as long as the GatewayKey exists.
 
     Args:
         watched: the GatewayKey.
@@ -45,7 +44,7 @@ class ClientKey:
         admissions: admits its requests.
     """
 
-    def __init__(self, watched: GatewayKey, catalog: Catalog, admissions: Admissions) -> None:
+    def __init__(self, watched: WatchedKey, catalog: Catalog, admissions: Admissions) -> None:
         self.watched = watched
         self.namespace = watched.metadata.namespace
         """The namespace of its clients."""
@@ -61,6 +60,8 @@ class ClientKey:
         self._revision = -1
         self._found: dict[str, RequestedModel] = {}
         """By the name that a client has used."""
+        self._leads: dict[tuple[ObjectKey, bool], bool] = {}
+        """True for a service that routes lead to; apart for those that hide a service of their own name."""
         self._listed: Mapping[str, RequestedModel] | None = None
 
     @property
@@ -68,7 +69,7 @@ class ClientKey:
         """The name in errors and log."""
         return f"GatewayKey {self.full_name}"
 
-    def update(self, watched: GatewayKey, ceiling: LimitScope | None) -> None:
+    def update(self, watched: WatchedKey, ceiling: LimitScope | None) -> None:
         """Take the GatewayKey as it is now, and the ceiling of its namespace; None: there is none."""
         self.watched = watched
         self._revision = -1
@@ -146,8 +147,11 @@ class ClientKey:
             service = self._catalog.services.get(key)
             if service is None:
                 return None
-            access, patterns = service.watched.spec.access.namespaces, self.watched.spec.services
-            leads = may_lead(self.namespace, patterns, key.namespace, key.name, access, hides_service=hides_service)
+            leads = self._leads.get((key, hides_service))
+            if leads is None:
+                access, patterns = service.watched.spec.access.namespaces, self.watched.spec.services
+                leads = may_lead(self.namespace, patterns, key.namespace, key.name, access, hides_service=hides_service)
+                self._leads[key, hides_service] = leads
             return service if leads else None
 
         route = UsableRoute(watched, find_target)
@@ -157,6 +161,7 @@ class ClientKey:
         if self._revision != self._catalog.revision:
             self._revision = self._catalog.revision
             self._found.clear()
+            self._leads.clear()
             self._listed = None
 
     def _may_use(self, key: ObjectKey, service: RoutedService) -> bool:
@@ -242,7 +247,9 @@ class KeyTable:
         return self._is_complete()
 
     def authorize(self, headers: Headers) -> Credential:
-        """Return the credential that a client has sent. Raises RequestError."""
+        """Return the credential that a client has sent. Raises RequestError, also while not all is listed."""
+        if not self._is_complete():
+            raise errors.service_unavailable("the gateway")
         credentials = self._by_digest.get(_read_digest(headers))
         if credentials is None or credentials[0].valid_until <= time.time():
             raise errors.invalid_gateway_key()
@@ -261,10 +268,10 @@ class KeyTable:
         """Add, update or remove a key, and end the running requests of credentials that are not valid any more."""
         name = object_key(new or old or {})
         if resource == GATEWAY_QUOTAS:
-            self._set_ceiling(name.name, get_part(new, GatewayQuota) if new is not None else None)
+            self._set_ceiling(name.name, get_part(new, WatchedQuota) if new is not None else None)
         if resource != GATEWAY_KEYS:
             return
-        watched = get_part(new, GatewayKey) if new is not None else None
+        watched = get_part(new, WatchedKey) if new is not None else None
         key = self.keys.get(name)
         if key is not None and (watched is None or watched.metadata.uid != key.watched.metadata.uid):
             for digest in list(key.credentials):
@@ -287,7 +294,7 @@ class KeyTable:
             else:
                 self._add(key, digest, valid_until)
 
-    def _set_ceiling(self, namespace: str, quota: GatewayQuota | None) -> None:
+    def _set_ceiling(self, namespace: str, quota: WatchedQuota | None) -> None:
         """Take the limits of all keys of a namespace together; None: there are none any more."""
         if quota is None:
             self._ceilings.pop(namespace, None)
@@ -326,7 +333,7 @@ def _read_digest(headers: Headers) -> str:
     return digest_key(read_credentials(headers).decode(errors="replace"))
 
 
-def list_valid_digests(key: GatewayKey, now: float) -> dict[str, float]:
+def list_valid_digests(key: WatchedKey, now: float) -> dict[str, float]:
     """Return the digests that admit clients of a GatewayKey, with the end of their validity in seconds since 1970."""
     if key.spec.suspend or not key.status.digest:
         return {}

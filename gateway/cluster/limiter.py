@@ -24,9 +24,8 @@ from gateway.cluster.rate_limits import (
 )
 from gateway.proxy import errors
 from gateway.proxy.errors import RequestError
+from gateway.proxy.upstream_request import MOST_RETRY_SECONDS
 
-MOST_RETRY_SECONDS: Final = 120
-"""OpenAI's and Anthropic's clients do not try again at all if they are told to wait for longer."""
 _MEAN_SHIFT: Final = 3
 """An ended request counts as 1 / 2^3 in the mean time of requests."""
 

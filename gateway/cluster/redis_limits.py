@@ -190,7 +190,7 @@ class RedisLimiter(Limiter):
                 async with asyncio.timeout(_RENEW_SECONDS):
                     await self._wake.wait()
             self._wake.clear()
-            batch = self._batch = self._batch or self._take_batch()
+            batch = self._batch = self._batch or self._take_batch()  # counts are bounded, so that it can be encoded
             try:
                 async with asyncio.timeout(self._call_seconds):
                     content = await self._call(batch)

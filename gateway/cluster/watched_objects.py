@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from crds.gatewaykey import GatewayKey
-from crds.gatewayquota import GatewayQuota
+from crds.gatewaykey import GatewayKeySpec, GatewayKeyStatus
+from crds.gatewayquota import GatewayQuotaSpec
 from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, LABEL_SERVICE_NAME, OURS
 from kube.client import Obj, Read
 from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
@@ -28,6 +28,9 @@ class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
     namespace: str = ""
     creation_timestamp: str = ""
+
+
+class _SliceMetadata(_Metadata, frozen=True, rename="camel"):
     labels: dict[str, str] | None = None
 
 
@@ -96,10 +99,11 @@ class SliceEndpoint(msgspec.Struct, frozen=True):
         return self.conditions.ready is not False
 
 
-class WatchedSlice(msgspec.Struct, frozen=True):
+class WatchedSlice(msgspec.Struct, frozen=True, rename="camel"):
     """The part of an EndpointSlice that is read."""
 
-    metadata: _Metadata
+    metadata: _SliceMetadata
+    address_type: str = "IPv4"
     endpoints: tuple[SliceEndpoint, ...] | None = None
     ports: tuple[SlicePort, ...] | None = None
 
@@ -122,6 +126,21 @@ class WatchedRoute(msgspec.Struct, frozen=True):
 
     metadata: _Metadata
     spec: _RouteSpec
+
+
+class WatchedKey(msgspec.Struct, frozen=True):
+    """The part of a GatewayKey that is read."""
+
+    metadata: _Metadata
+    spec: GatewayKeySpec = GatewayKeySpec()
+    status: GatewayKeyStatus = GatewayKeyStatus()
+
+
+class WatchedQuota(msgspec.Struct, frozen=True):
+    """The part of a GatewayQuota that is read."""
+
+    metadata: _Metadata
+    spec: GatewayQuotaSpec = GatewayQuotaSpec()
 
 
 class WatchedShard(msgspec.Struct, frozen=True):
@@ -152,8 +171,8 @@ def get_part(obj: Obj, part: type[T]) -> T:
 SELECTIONS: Final[Sequence[Selection]] = (
     Selection(INFERENCE_SERVICES, read=_decode_to(WatchedService)),
     Selection(ENDPOINT_SLICES, label_selector=OURS, read=_decode_to(WatchedSlice)),
-    Selection(GATEWAY_KEYS, read=_decode_to(GatewayKey)),
-    Selection(GATEWAY_QUOTAS, read=_decode_to(GatewayQuota)),
+    Selection(GATEWAY_KEYS, read=_decode_to(WatchedKey)),
+    Selection(GATEWAY_QUOTAS, read=_decode_to(WatchedQuota)),
     Selection(MODEL_ROUTES, read=_decode_to(WatchedRoute)),
 )
 """All that is watched cluster-wide."""

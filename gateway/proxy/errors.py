@@ -287,6 +287,8 @@ def translate_engine_error(
     message, kind, code, param = read_error(body)
     # The status for the client, by the table of errors that are known of this engine.
     client_status, _lesson, advice = judge_error(find_runtime(engine).errors, status, message)
+    if client_status not in HTTPStatus._value2member_map_:  # each would be a series of its own in the metrics
+        client_status = HTTPStatus.BAD_REQUEST if client_status < 500 else HTTPStatus.BAD_GATEWAY  # noqa: PLR2004 - 5xx
     if client_status < HTTPStatus.INTERNAL_SERVER_ERROR and kind == "server_error":
         kind = ""  # llama.cpp's word for some mistakes of the client, which must not become the code
 

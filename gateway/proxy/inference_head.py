@@ -23,6 +23,8 @@ _VALID_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
     *(b"content-length", b"authorization", b"x-api-key", b"host", b"expect", b"accept-encoding", b"x-request-id"),
     *(b"content-encoding", b"x-conversation-id"),
+    # Credentials for others, which a browser or a proxy in front of this one adds.
+    *(b"cookie", b"api-key", b"x-forwarded-access-token", b"x-auth-request-access-token"),
 }
 
 

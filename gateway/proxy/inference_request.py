@@ -202,7 +202,7 @@ class InferenceRequest:
 
     def _reserve(self, more_bytes: int) -> None:
         """Reserve memory for the body. Raises RequestError."""
-        self._shared.body_budget.reserve(more_bytes)
+        self._shared.body_budget.reserve(more_bytes, self.router.namespace)
         self._reserved_bytes += more_bytes
 
     def free_body(self) -> None:
@@ -210,7 +210,7 @@ class InferenceRequest:
         if self._reserved_bytes:
             self.body = NO_BODY
             self._content = b""
-            self._shared.body_budget.held_bytes -= self._reserved_bytes
+            self._shared.body_budget.free(self._reserved_bytes, self.router.namespace)
             self._reserved_bytes = 0
 
     # The queue
@@ -477,7 +477,8 @@ class InferenceRequest:
             return
         self._service = None  # so that another call does nothing more
         if self._admission:
-            was_served = self.has_answer or self.tokens.prompt is not None
+            was_left = self.status == CLIENT_GONE and self._upstream is not None
+            was_served = self.has_answer or was_left or (self.status == HTTPStatus.OK and not self.error)
             self._admission.settle(service, self.tokens, was_served=was_served)
         self._free_slot(service)
         service.record_request(self)

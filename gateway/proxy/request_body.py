@@ -11,6 +11,7 @@ requests go on, and it is not copied: `json_scanner` says why.
 import asyncio
 import codecs
 import sys
+from collections import Counter
 from collections.abc import Generator
 from typing import Final, TypeAlias, TypeVar
 
@@ -146,22 +147,35 @@ NO_BODY: Final = RequestBody(b"", None, {}, loads_weights=False)
 
 
 class BodyBudget:
-    """The memory that request bodies take, over all services of the host, and its limit.
+    """The memory that the request bodies of this process take, and its limit.
 
     A body is held whole from its first byte until an engine responds, and many clients may send large ones that all
     wait in a queue. A body that exceeds the budget is refused at once, so that a few clients with images cannot use up
-    the host's memory.
+    the memory. Of a gateway, the clients of one namespace may hold half of it: one that sends slowly stops no other.
     """
 
     def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
+        self._by_namespace: Counter[str] = Counter()
 
-    def reserve(self, more_bytes: int) -> None:
-        """Reserve `more_bytes` for a body. Raises RequestError if the budget has no room for them."""
+    def reserve(self, more_bytes: int, namespace: str = "") -> None:
+        """Reserve memory for a body of a client of `namespace`. Raises RequestError if the budget has no room."""
         if self.held_bytes + more_bytes > self._limit_bytes:
             raise errors.too_busy()
+        if namespace:
+            if self._by_namespace[namespace] + more_bytes > self._limit_bytes // 2:
+                raise errors.too_busy()
+            self._by_namespace[namespace] += more_bytes
         self.held_bytes += more_bytes
+
+    def free(self, freed_bytes: int, namespace: str = "") -> None:
+        """Free memory that was reserved."""
+        self.held_bytes -= freed_bytes
+        if namespace:
+            self._by_namespace[namespace] -= freed_bytes
+            if not self._by_namespace[namespace]:
+                del self._by_namespace[namespace]
 
 
 async def run_in_turns(work: Generator[None, None, _Result], turns: asyncio.Lock) -> _Result:

@@ -6,7 +6,7 @@ JSON string is always escaped, so the bytes `"model":` occur only where they are
 
 import functools
 import re
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -59,19 +59,23 @@ NO_TOKENS: Final = TokenCount()
 """Nothing is reported. It is never changed."""
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""A number of tokens. What an engine states beyond is no count: it would end sums and limits of others."""
+
+
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
 
 
 class _Timings(msgspec.Struct):
     """llama.cpp's own report, in the last event of every stream."""
 
-    prompt_n: int = 0
-    cache_n: int = 0
-    predicted_n: int = 0
+    prompt_n: _Count = 0
+    cache_n: _Count = 0
+    predicted_n: _Count = 0
 
 
 class _Envelope(msgspec.Struct):

@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest, SharedResources
 
 _NOT_TO_CLIENT: Final = HOP_BY_HOP | {
-    *(b"content-length", b"date", b"server", b"set-cookie", b"x-request-id"),
+    *(b"content-length", b"date", b"server", b"set-cookie", b"x-request-id", b"strict-transport-security"),
     SERVICE_HEADER.lower().encode(),
 }
 _FIRST_ERROR_STATUS: Final = 300  # a redirect is no response that a client could use
 _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 _NO_RESPONSE: Final = ResponseBody()
+MOST_RETRY_SECONDS: Final = 120
+"""OpenAI's and Anthropic's clients do not try again at all if they are told to wait for longer."""
 _COUNT_SECONDS: Final = 10.0
 """Time in which an engine has counted the tokens of a prompt, which it does in milliseconds unless it hangs."""
 
@@ -457,8 +459,16 @@ def _read_fields(headers: Headers) -> _ResponseFields:
     for_web_pages = {name.lower() for name, _ in headers.fields if name.lower().startswith(b"access-control-")}
     forwarded = headers.encode_forwarded(_NOT_TO_CLIENT | for_web_pages)
     return _ResponseFields(
-        forwarded=forwarded, kind=media_type.strip().lower(), retry_after=headers.get("Retry-After", "1")
+        forwarded=forwarded,
+        kind=media_type.strip().lower(),
+        retry_after=_bound_retry_after(headers.get("Retry-After", "1")),
     )
+
+
+def _bound_retry_after(stated: str) -> str:
+    """Return the seconds after which a client tries again: an engine must not keep it away for longer."""
+    is_number = stated.isascii() and stated.isdigit() and len(stated) <= len(str(MOST_RETRY_SECONDS))
+    return str(min(int(stated), MOST_RETRY_SECONDS)) if is_number else "1"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -267,9 +267,26 @@ async def two_keys() -> KeyWorld:
     return world
 
 
+async def two_keys_of_their_own() -> KeyWorld:
+    """Return such a world whose team has chosen its key itself: one that was made opens nothing for others."""
+    world = await two_keys()
+    world.edit(KEY)
+    world.wait(600)
+    await world.settle()
+    return world
+
+
+async def test_made_key_of_another_is_no_key() -> None:
+    world = await two_keys()
+    world.edit(world.text(), OTHER)
+    world.wait(600)
+    await world.settle(OTHER)
+    assert world.reason(OTHER) == "InvalidKey"
+
+
 async def test_key_of_another_is_no_key_of_ones_own() -> None:
     """Else requests with the victim's key would count as the thief's, whose services answer them."""
-    world = await two_keys()
+    world = await two_keys_of_their_own()
     former = world.text(OTHER)
     world.edit(world.text(), OTHER)
     world.wait(600)
@@ -283,7 +300,7 @@ async def test_key_of_another_is_no_key_of_ones_own() -> None:
 
 
 async def test_key_that_another_has_replaced_is_taken_until_its_time_is_over() -> None:
-    world = await two_keys()
+    world = await two_keys_of_their_own()
     victims = world.text()
     world.change(rotate="monday")
     await world.settle()
@@ -330,7 +347,7 @@ async def test_key_that_two_report_belongs_to_the_older_one() -> None:
 
 
 async def test_deletion_of_a_key_frees_it_for_others() -> None:
-    world = await two_keys()
+    world = await two_keys_of_their_own()
     victims = world.text()
     world.edit(victims, OTHER)
     world.store.remove(GATEWAY_KEYS, NAMESPACE, "app")

@@ -101,9 +101,16 @@ def status_of(valid: tuple[str, list[PreviousKey]]) -> GatewayKeyStatus:
 
 
 def test_keys_are_random_and_recognisable() -> None:
-    keys = {generate_key() for _ in range(100)}
+    keys = {generate_key("team") for _ in range(100)}
     assert len(keys) == 100
-    assert {(key[:7], len(key)) for key in keys} == {("pomona-", 50)}
+    assert {(key[:7], len(key)) for key in keys} == {("pomona-", 59)}
+
+
+def test_key_that_was_made_for_another_namespace_is_none() -> None:
+    """So a thief gets nothing of a leaked key, once its owner has withdrawn it."""
+    made = generate_key("team")
+    assert read_digest(key_secret(made, namespace="team"))
+    assert not read_digest(key_secret(made, namespace="thieves"))
 
 
 @pytest.mark.parametrize(
