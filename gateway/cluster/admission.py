@@ -11,8 +11,9 @@ from gateway.cluster.limiter import AdmittedRequest, Limiter
 from gateway.cluster.rate_limits import TOKENS, LimitScope
 from gateway.cluster.token_estimate import estimate_prompt_tokens, estimate_tokens
 from gateway.cluster.usage import UsageTable
-from gateway.proxy.response_body import NO_TOKENS, TokenCount
+from gateway.proxy import paths
 from gateway.proxy.service import Service
+from gateway.proxy.token_counts import NO_TOKENS, TokenCount
 
 if TYPE_CHECKING:
     from gateway.cluster.routed_service import RoutedService
@@ -83,13 +84,14 @@ class KeyAdmission:
         self._route = request.route
         self._streams = request.body.streams
 
-    def settle(self, service: Service, tokens: TokenCount, *, was_served: bool) -> None:
+    def settle(self, service: Service, tokens: TokenCount, *, was_served: bool, was_left: bool) -> None:
         """Count what was used of a service, and give back the rest of the reservation; unserved requests are free."""
-        prompt = self._prompt_tokens if tokens.prompt is None and was_served else tokens.prompt or 0
+        has_worked = (was_served or was_left) and self._route not in paths.TOKEN_COUNT_ROUTES
+        prompt = self._prompt_tokens if tokens.prompt is None and has_worked else tokens.prompt or 0
         generated = tokens.generated or 0
         self._usage.count(*self._key, service.config.name, prompt_tokens=prompt, generated_tokens=generated)
-        if self._admitted and was_served and tokens == NO_TOKENS and not self._streams:
-            self._admitted.settle(None)  # a client that has left before the whole answer pays what it has reserved
+        if self._admitted and was_left and tokens == NO_TOKENS and not self._streams:
+            self._admitted.settle(None)  # the engine may have made the whole answer
         elif self._admitted:
             self._admitted.settle(min(prompt + generated, _MOST_OVERRUN * self._admitted.tokens))
 

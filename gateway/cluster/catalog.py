@@ -71,7 +71,7 @@ class Catalog:
     def _update_service(self, key: ObjectKey, obj: Obj | None) -> None:
         """Add, update or remove a service. One that was deleted and made anew is another service."""
         service = self.services.get(key)
-        watched = get_part(obj, WatchedService) if obj is not None else None
+        watched = get_part(obj, WatchedService)
         if service is not None and (watched is None or watched.metadata.uid != service.watched.metadata.uid):
             del self.services[key]
             service.set_backends(())
@@ -91,7 +91,7 @@ class Catalog:
     def _update_route(self, key: ObjectKey, obj: Obj | None) -> None:
         """Add, update or remove a route; a change of its status alone concerns no client."""
         former = self.routes.pop(key, None)
-        watched = get_part(obj, WatchedRoute) if obj is not None else None
+        watched = get_part(obj, WatchedRoute)
         if watched is not None:
             self.routes[key] = watched
         self.revision += former is None or watched is None or former.spec != watched.spec
@@ -103,7 +103,8 @@ class Catalog:
             return
         tokens = self._tokens.get(key)
         slices = self._store.by_index(ENDPOINT_SLICES, _BY_SERVICE, str(key)) if tokens is not None else ()
-        backends = build_backends(str(key), [get_part(obj, WatchedSlice) for obj in slices], tokens)
+        read = [endpoint_slice for obj in slices if (endpoint_slice := get_part(obj, WatchedSlice)) is not None]
+        backends = build_backends(str(key), read, tokens)
         if backends != service.config.backends:
             service.set_backends(backends)
 
@@ -134,6 +135,7 @@ def _bracket(address: str) -> str:
 
 def _list_services_of_slice(obj: Obj) -> Sequence[str]:
     """Return `<namespace>/<service>` of the service whose requests a slice takes, in a list; empty if it names none."""
-    metadata = get_part(obj, WatchedSlice).metadata
-    name = (metadata.labels or {}).get(LABEL_SERVICE_NAME)
-    return [f"{metadata.namespace}/{name}"] if name else []
+    endpoint_slice = get_part(obj, WatchedSlice)
+    labels = endpoint_slice.metadata.labels if endpoint_slice is not None else None
+    name = (labels or {}).get(LABEL_SERVICE_NAME)
+    return [f"{obj['metadata']['namespace']}/{name}"] if name else []

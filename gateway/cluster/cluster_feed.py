@@ -78,6 +78,7 @@ class ClusterFeed:
         ready = {
             address
             for endpoint_slice in slices
+            if endpoint_slice is not None
             for endpoint in endpoint_slice.endpoints or ()
             if endpoint.is_ready
             for address in endpoint.addresses
@@ -86,26 +87,27 @@ class ClusterFeed:
 
     def _take_shard(self, _resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Give the tokens of a shard that differ to their services."""
-        before = read_tokens(get_part(old, WatchedShard)) if old is not None else {}
-        tokens = read_tokens(get_part(new, WatchedShard)) if new is not None else {}
+        before, tokens = (read_tokens(get_part(shard, WatchedShard)) for shard in (old, new))
         differing = {key for key in before.keys() | tokens.keys() if before.get(key) != tokens.get(key)}
         self.catalog.set_tokens(tokens, differing)
 
 
-def read_tokens(shard: WatchedShard) -> Mapping[ObjectKey, ServiceTokens]:
-    """Return the tokens in a Secret by service; what cannot be read is left out, and logged."""
-    data = shard.data or {}
-    tokens = {}
+def read_tokens(shard: WatchedShard | None) -> Mapping[ObjectKey, ServiceTokens]:
+    """Return the tokens in a Secret by service; an entry that cannot be read is left out, and logged."""
+    data = (shard.data if shard is not None else None) or {}
     try:
         previous = _previous_tokens.decode(base64.b64decode(data.get(PREVIOUS_TOKENS_KEY) or "e30="))
-        for key, value in data.items():
+    except (binascii.Error, ValueError):  # msgspec's errors are ValueErrors
+        previous = {}
+    tokens = {}
+    for key, value in data.items():
+        try:
             if key != PREVIOUS_TOKENS_KEY:
                 before = previous.get(key)
-                tokens[ObjectKey(*read_gateway_token_key(key))] = ServiceTokens(
-                    _decode(value), _decode(before.token) if before else None
-                )
-    except (binascii.Error, ValueError) as error:  # msgspec's errors are ValueErrors
-        log.warning("tokens_not_read", secret=shard.metadata.name, error=type(error).__name__)
+                former = _decode(before.token) if before else None
+                tokens[ObjectKey(*read_gateway_token_key(key))] = ServiceTokens(_decode(value), former)
+        except (binascii.Error, ValueError) as error:
+            log.warning("token_not_read", entry=key, error=type(error).__name__)
     return tokens
 
 

@@ -80,9 +80,10 @@ async def run(client: Client, options: GatewayOptions) -> None:
 
         # 2. Serve on for a moment.
         restore_stop_signals()
-        if stopping.done():
-            log.info("gateway_draining", seconds=options.drain_seconds)
-            await asyncio.sleep(WITHDRAW_SECONDS)
+        if following.done():
+            log.error("gateway_failed", error=repr(following.exception()))
+        log.info("gateway_draining", seconds=options.drain_seconds)
+        await asyncio.sleep(WITHDRAW_SECONDS)
 
         # 3. End.
         listener.unbind()

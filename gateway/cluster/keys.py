@@ -183,6 +183,8 @@ class Credential:
     def __init__(self, key: ClientKey, valid_until: float) -> None:
         self.client_key = key
         self.valid_until = valid_until
+        self.running: set[InferenceRequest] = set()
+        """The requests that it has admitted and that have not ended, also those whose body is still coming."""
         self.namespace = key.namespace
         """The namespace of its clients."""
         self.key = key.full_name
@@ -209,6 +211,14 @@ class Credential:
         if self.valid_until <= time.time():
             raise errors.key_revoked(self.name)
         return self.client_key.find_model(model)
+
+    def remember(self, request: "InferenceRequest") -> None:
+        """Note that a request begins: it ends when the credential is revoked."""
+        self.running.add(request)
+
+    def forget(self, request: "InferenceRequest") -> None:
+        """Note that a request has ended."""
+        self.running.discard(request)
 
     def admit(self, request: "InferenceRequest", service: Service) -> KeyAdmission | Awaitable[KeyAdmission]:
         """Admit a request within the limits of the key and of its namespace. Raises RequestError."""
@@ -268,10 +278,10 @@ class KeyTable:
         """Add, update or remove a key, and end the running requests of credentials that are not valid any more."""
         name = object_key(new or old or {})
         if resource == GATEWAY_QUOTAS:
-            self._set_ceiling(name.name, get_part(new, WatchedQuota) if new is not None else None)
+            self._set_ceiling(name.name, get_part(new, WatchedQuota))
         if resource != GATEWAY_KEYS:
             return
-        watched = get_part(new, WatchedKey) if new is not None else None
+        watched = get_part(new, WatchedKey)
         key = self.keys.get(name)
         if key is not None and (watched is None or watched.metadata.uid != key.watched.metadata.uid):
             for digest in list(key.credentials):
@@ -321,10 +331,8 @@ class KeyTable:
             self._by_digest[digest] = others
         else:
             del self._by_digest[digest]
-        for service in self._catalog.services.values():
-            for request in service.running_requests():
-                if request.router is revoked:
-                    request.interrupt("key_revoked", errors.key_revoked(key.name))
+        for request in tuple(revoked.running):
+            request.interrupt("key_revoked", errors.key_revoked(key.name))
 
 
 @functools.lru_cache(maxsize=256)

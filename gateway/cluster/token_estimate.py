@@ -18,6 +18,8 @@ _BYTES_OF_TOKEN: Final = 3
 _TOKENS_OF_MEDIUM: Final = 1024
 ANSWER_TOKENS: Final = 2048
 """The reservation for an answer whose length the request does not limit."""
+_LONGEST_LIST_BYTES: Final = 64 << 10
+"""A longer list of prompts is not decoded: that takes ten times its memory."""
 _prompts = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -50,9 +52,17 @@ def _count_answers(fields: Mapping[str, msgspec.Raw]) -> int:
     """Return the number of answers to all prompts; each has its own."""
     stated = [bytes(fields.get(name, b"1")) for name in ("n", "n_cmpl")]
     answers = max(int(number[:3]) if number.isdigit() else 1 for number in stated)
+    return answers * _count_prompts(memoryview(fields.get("prompt", b"")))
+
+
+def _count_prompts(value: memoryview) -> int:
+    """Return the number of prompts of a completion; of a long list that is not decoded, the most that it may have."""
+    begin = bytes(value[:64])
+    if not begin.startswith(b"[") or begin[1:].lstrip()[:1].isdigit():  # a text, or the ids of its tokens
+        return 1
+    if len(value) > _LONGEST_LIST_BYTES:
+        return max(1, bytes(value).count(b","))
     try:
-        prompts = _prompts.decode(fields.get("prompt", b"[]"))
+        return max(1, len(_prompts.decode(value)))
     except msgspec.DecodeError:
-        return answers
-    is_one = not prompts or bytes(prompts[0])[:1].isdigit()  # the ids of tokens
-    return answers * (1 if is_one else len(prompts))
+        return 1

@@ -12,6 +12,7 @@ import msgspec
 from crds.gatewaykey import GatewayKeySpec, GatewayKeyStatus
 from crds.gatewayquota import GatewayQuotaSpec
 from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, LABEL_SERVICE_NAME, OURS
+from gateway.event_log import log
 from kube.client import Obj, Read
 from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
 from kube.watch import Selection
@@ -156,15 +157,22 @@ def _decode_to(part: type[T]) -> Read:
     decode_metadata = msgspec.json.Decoder(_Metadatas).decode
 
     def read(raw: msgspec.Raw) -> Obj:
-        return {"metadata": msgspec.to_builtins(decode_metadata(raw).metadata), _PART: decode_part(raw)}
+        metadata = decode_metadata(raw).metadata
+        struct: T | None = None
+        try:
+            struct = decode_part(raw)
+        except msgspec.ValidationError as error:  # it is of a newer release; a watch that failed would miss all others
+            log.warning("object_not_read", kind=part.__name__, namespace=metadata.namespace, name=metadata.name)
+            log.info("object_not_read_because", error=str(error))
+        return {"metadata": msgspec.to_builtins(metadata), _PART: struct}
 
     return read
 
 
-def get_part(obj: Obj, part: type[T]) -> T:
-    """Return the struct of an object in the store."""
-    struct = obj[_PART]
-    assert isinstance(struct, part)  # noqa: S101 - each resource is read as one type
+def get_part(obj: Obj | None, part: type[T]) -> T | None:
+    """Return the struct of an object in the store; None: there is no object, or it cannot be read."""
+    struct = obj[_PART] if obj is not None else None
+    assert struct is None or isinstance(struct, part)  # noqa: S101 - each resource is read as one type
     return struct
 
 

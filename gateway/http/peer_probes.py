@@ -8,14 +8,15 @@ import ipaddress
 import socket
 from typing import Final
 
-ANSWER_SECONDS: Final = 2.0
-"""A peer that acknowledges nothing for so long before its answer begins is given up: another one may answer."""
+ANSWER_SECONDS: Final = 2.5
+"""A peer that acknowledges nothing for so long before its answer begins is given up: another one may answer. With a
+probe each second it bears that one of them is lost."""
 STREAM_SECONDS: Final = 10.0
 """Within an answer it has longer: nobody can go on with that, and a network of radio may come back."""
 GONE: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 """Errors of a connection whose peer does not answer the kernel."""
 
-_IDLE_SECONDS: Final = 2
+_IDLE_SECONDS: Final = 1
 _INTERVAL_SECONDS: Final = 1
 _PROBES: Final = 10
 _IDLE_OPTION: Final = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _FIRST_FINAL_STATUS: Final = 200
 _JOINED_BYTES: Final = 32 << 10
+_LARGE_BYTES: Final = 256 << 10
 _LONGEST_CACHED_BYTES: Final = 4 << 10
 _NO_CONTENT: Final = frozenset({204, 304})
 _STALE_SECONDS: Final = 1.0
@@ -124,7 +125,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail("it closed the connection")
             return
         if self._probed:
-            limit_silence(self._probed, ANSWER_SECONDS)
+            # The kernel also counts the time in which a peer has no room for more of a large body.
+            is_large = sum(map(len, body)) > _LARGE_BYTES
+            limit_silence(self._probed, STREAM_SECONDS if is_large else ANSWER_SECONDS)
         self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES if at_once else SEND_TOGETHER_BYTES)
         if len(body) == 1 and len(body[0]) <= _JOINED_BYTES:
             self._transport.write(b"".join([head, *body]))  # copying a short body is faster than sending two buffers

@@ -27,13 +27,7 @@ from gateway.proxy.content_coding import decode_body
 from gateway.proxy.errors import RequestError
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_head import REQUEST_ID, InferenceHead
-from gateway.proxy.keep_alive import (
-    COMMENT_SECONDS,
-    FIRST_COMMENT_SECONDS,
-    STREAM_FIELDS,
-    KeepAlive,
-    render_comment,
-)
+from gateway.proxy.keep_alive import STREAM_FIELDS, STREAMED_ROUTES, KeepAlive, render_comment
 from gateway.proxy.request_body import (
     NO_BODY,
     BodyBudget,
@@ -45,11 +39,11 @@ from gateway.proxy.request_body import (
 )
 from gateway.proxy.request_form import scan_form
 from gateway.proxy.request_schemas import check_engines
-from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.responses_stream import open_stream
 from gateway.proxy.router import ListenerRouter, RequestAdmission, Router
 from gateway.proxy.served_routes import check_route
 from gateway.proxy.service import SERVICE_HEADER, Service
+from gateway.proxy.token_counts import NO_TOKENS, TokenCount
 from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
 from gateway.proxy.upstream_request import UpstreamRequest, count_prompt
 
@@ -131,6 +125,7 @@ class InferenceRequest:
         """The tokens that it may use, read where slots share cells; `reserved` is what a backend keeps for it."""
         self.reserved = 0
 
+        router.remember(self)
         exchange.send_continue()
 
     @property
@@ -221,7 +216,8 @@ class InferenceRequest:
         Raises RequestError.
         """
         self.body = body
-        if body.streams and self.router.keeps_open:
+        if body.streams and self.router.keeps_open and self.route in STREAMED_ROUTES:
+            self.last_sent = time.monotonic()  # the seconds without a comment begin now
             self._shared.keep_alive.add(self)
         model = self.attempts.model = self.router.find_model(body.model)
         service = model.choose_service(self)
@@ -375,22 +371,20 @@ class InferenceRequest:
 
     # The end
 
-    def keep_open(self, now: float) -> None:
-        """Send a comment, so that nothing between here and the client takes a stream that waits for a dead one.
+    def send_comment(self, now: float) -> None:
+        """Send a comment of a stream that waits; the first one begins the response."""
+        if self.exchange.started:
+            self.exchange.write(render_comment(self.route))
+        else:
+            self.status = HTTPStatus.OK
+            fields = STREAM_FIELDS + self.client_fields + self.attempts.header_line
+            self.exchange.start(self.status, fields, render_comment(self.route))
+        self.last_sent = now
 
-        Nothing is sent in the first seconds: an error that comes meanwhile keeps its status.
-        """
-        exchange, upstream = self.exchange, self._upstream
-        if not exchange.started:
-            if now - self.arrived >= FIRST_COMMENT_SECONDS:
-                self.status, self.last_sent = HTTPStatus.OK, now
-                fields = STREAM_FIELDS + self.client_fields + self.attempts.header_line
-                exchange.start(self.status, fields, render_comment(self.route))
-            return
-        can_write = (upstream is None or upstream.is_between_events) and not exchange.is_blocked
-        if can_write and now - self.last_sent >= COMMENT_SECONDS:
-            self.last_sent = now
-            exchange.write(render_comment(self.route))
+    @property
+    def is_between_events(self) -> bool:
+        """True if the client has got whole events only, so that a comment may follow."""
+        return not self._upstream or self._upstream.is_between_events
 
     def resume_writing(self) -> None:
         """Read the engine again."""
@@ -472,14 +466,14 @@ class InferenceRequest:
         """
         self.free_body()
         self._shared.keep_alive.discard(self)
+        self.router.forget(self)
         service = self._service
         if service is None:
             return
         self._service = None  # so that another call does nothing more
         if self._admission:
-            was_left = self.status == CLIENT_GONE and self._upstream is not None
-            was_served = self.has_answer or was_left or (self.status == HTTPStatus.OK and not self.error)
-            self._admission.settle(service, self.tokens, was_served=was_served)
+            was_left = self.status == CLIENT_GONE and self._upstream is not None and self._upstream.was_sent
+            self._admission.settle(service, self.tokens, was_served=self.has_answer, was_left=was_left)
         self._free_slot(service)
         service.record_request(self)
         self._upstream = None  # it refers to this object, which must not wait for the garbage collector

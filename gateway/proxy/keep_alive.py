@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
 
 FIRST_COMMENT_SECONDS: Final = 5.0
-"""After the arrival of a request."""
+"""After the body of a request has come."""
 COMMENT_SECONDS: Final = 10.0
 """After the last piece that the client has got."""
 STREAM_FIELDS: Final = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
+STREAMED_ROUTES: Final = frozenset({"chat", "completions", "messages", "responses"})
+"""Names of the paths that have streams; engines ignore the wish for one at others."""
 _SWEEP_SECONDS: Final = 0.5
 _COMMENT: Final = b": waiting\n\n"
 _PING: Final = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -49,6 +51,9 @@ class KeepAlive:
         self._sweep_timer = None
         now = time.monotonic()
         for request in list(self._requests):
-            request.keep_open(now)
+            pause_seconds = COMMENT_SECONDS if request.exchange.started else FIRST_COMMENT_SECONDS
+            is_due = now - request.last_sent >= pause_seconds
+            if is_due and request.is_between_events and not request.exchange.is_blocked:
+                request.send_comment(now)
         if self._requests:
             self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)

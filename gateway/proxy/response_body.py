@@ -6,7 +6,7 @@ JSON string is always escaped, so the bytes `"model":` occur only where they are
 
 import functools
 import re
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ from gateway.proxy.response_end import (
     read_stream_end,
     render_error_event,
 )
+from gateway.proxy.token_counts import NO_TOKENS, TokenCount, take_over_counts
 
 LONGEST_LINE_BYTES: Final = 1 << 20
 """A longer line is passed on in pieces."""
@@ -48,49 +49,6 @@ _USAGE_EVENT = re.compile(
 _TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text|delta|thinking|partial_json|arguments)"\s*:\s*"[^"]')
 
 
-class TokenCount(msgspec.Struct):
-    """The tokens of a prompt and of the generated text, as the engine reports them; None: not reported."""
-
-    prompt: int | None = None
-    generated: int | None = None
-
-
-NO_TOKENS: Final = TokenCount()
-"""Nothing is reported. It is never changed."""
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-"""A number of tokens. What an engine states beyond is no count: it would end sums and limits of others."""
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: _Count | None = None
-    completion_tokens: _Count | None = None
-    input_tokens: _Count | None = None
-    output_tokens: _Count | None = None
-
-
-class _Timings(msgspec.Struct):
-    """llama.cpp's own report, in the last event of every stream."""
-
-    prompt_n: _Count = 0
-    cache_n: _Count = 0
-    predicted_n: _Count = 0
-
-
-class _Envelope(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-class _Event(msgspec.Struct):
-    usage: _Usage | None = None
-    timings: _Timings | None = None
-    response: _Envelope | None = None
-    """Only in events of /v1/responses."""
-    message: _Envelope | None = None
-    """Only in events of /v1/messages."""
-
-
 class _ShortResponse(msgspec.Struct):
     """The fields that matter of a response that is no stream; an empty one is not there."""
 
@@ -105,7 +63,6 @@ class _ShortResponse(msgspec.Struct):
     timings: msgspec.Raw = _NOTHING
 
 
-_event = msgspec.json.Decoder(_Event)
 _response = msgspec.json.Decoder(_ShortResponse)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -268,7 +225,7 @@ class TokenStream(ResponseBody):
             if b'"usage"' in lines or b'"timings"' in lines:
                 for line in lines.splitlines():
                     if line.startswith(b"data:"):
-                        _take_over_counts(self._reported, line[5:])
+                        take_over_counts(self._reported, line[5:])
 
     def _rewrite(self, lines: bytes) -> bytes:
         """Return the lines that the client gets, with its name for the model, and keep all to be counted later."""
@@ -327,7 +284,7 @@ class LongJsonResponse:
         seen = self._seen_end + piece  # also what was passed on already: a report may lie in two pieces
         if b'"usage"' in seen:
             for usage in _USAGE.finditer(seen):
-                _take_over_counts(self.tokens, b'{"usage":%b}' % usage[1])
+                take_over_counts(self.tokens, b'{"usage":%b}' % usage[1])
         self._seen_end = seen[-_LONGEST_USAGE_BYTES:]
         piece = self._held_back + piece  # the begin of a field `model` that the piece before cut
         end = _find_complete_end(piece)
@@ -438,9 +395,9 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     #    `response` are JSON texts, empty if they are not there. _NOT_GIVEN: empty, or null
     tokens = TokenCount()
     if bytes(response.usage) not in _NOT_GIVEN:
-        _take_over_counts(tokens, b'{"usage":%b}' % response.usage)
+        take_over_counts(tokens, b'{"usage":%b}' % response.usage)
     elif response.timings:
-        _take_over_counts(tokens, b'{"timings":%b}' % response.timings)
+        take_over_counts(tokens, b'{"timings":%b}' % response.timings)
 
     # 2. The model: the client's name in place of the engine's.
     if response.model:
@@ -467,32 +424,3 @@ def _replace_model(body: bytes, old: bytes, new: bytes) -> bytes:
     fields = _fields.decode(body)
     fields["model"] = msgspec.Raw(new)
     return msgspec.json.encode(fields)
-
-
-def _take_over_counts(tokens: TokenCount, body: bytes) -> None:
-    """Replace the counts in `tokens` by those that an event or a response reports; counts that it lacks stay.
-
-    The APIs name the counts differently, and Anthropic's and the responses API report them within another object.
-    llama.cpp's `timings` count only without `usage`. A text that cannot be decoded changes nothing.
-    """
-    try:
-        event = _event.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return
-
-    # 1. `usage`, of the event itself and of the object within it. OpenAI says prompt and completion tokens; Anthropic
-    #    and the responses API say input and output tokens.
-    nested = event.response or event.message
-    for usage in (event.usage, nested.usage if nested else None):
-        if usage:
-            for prompt in (usage.prompt_tokens, usage.input_tokens):
-                if prompt is not None:
-                    tokens.prompt = prompt
-            for generated in (usage.completion_tokens, usage.output_tokens):
-                if generated is not None:
-                    tokens.generated = generated
-
-    # 2. `timings`: tokens of the prompt that were read now or were cached, and those that were generated.
-    if event.timings and not event.usage:
-        tokens.prompt = event.timings.prompt_n + event.timings.cache_n
-        tokens.generated = event.timings.predicted_n

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import authorize
-from gateway.proxy.response_body import TokenCount
 from gateway.proxy.service import RequestedModel, Service
+from gateway.proxy.token_counts import TokenCount
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RequestAdmission(Protocol):
     """The admission of one request by the limits of its client."""
 
-    def settle(self, service: Service, tokens: TokenCount, *, was_served: bool) -> None:
+    def settle(self, service: Service, tokens: TokenCount, *, was_served: bool, was_left: bool) -> None:
         """Replace what was reserved by what was used of a service; called once, when the request has ended."""
 
     def render_fields(self) -> bytes:
@@ -61,6 +61,12 @@ class Router(Protocol):
         self, request: "InferenceRequest", service: Service
     ) -> RequestAdmission | Awaitable[RequestAdmission] | None:
         """Admit a request to a service within the limits of its client; None: it has none. Raises RequestError."""
+
+    def remember(self, request: "InferenceRequest") -> None:
+        """Note that a request of the client begins: it ends with the right of the client."""
+
+    def forget(self, request: "InferenceRequest") -> None:
+        """Note that a request has ended."""
 
 
 class ListenerRouter(Protocol):
@@ -124,6 +130,12 @@ class SingleServiceRouter:
     def admit(self, request: "InferenceRequest", service: Service) -> None:
         """Admit each request: only a gateway has limits."""
 
+    def remember(self, request: "InferenceRequest") -> None:
+        """Do nothing: a token admits until its listener ends."""
+
+    def forget(self, request: "InferenceRequest") -> None:
+        """Do nothing."""
+
 
 class ModelRouter:
     """The port of all services: the model that a request names decides."""
@@ -183,3 +195,9 @@ class ModelRouter:
 
     def admit(self, request: "InferenceRequest", service: Service) -> None:
         """Admit each request: only a gateway has limits."""
+
+    def remember(self, request: "InferenceRequest") -> None:
+        """Do nothing: a token admits until its listener ends."""
+
+    def forget(self, request: "InferenceRequest") -> None:
+        """Do nothing."""

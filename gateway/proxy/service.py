@@ -14,7 +14,7 @@ from gateway.proxy.request_queue import RequestQueue
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
-    from gateway.proxy.response_body import TokenCount
+    from gateway.proxy.token_counts import TokenCount
 
 SERVICE_HEADER: Final = "X-Pomona-Service"
 """Header field of a response: the service that has answered, as `<namespace>/<service>`."""

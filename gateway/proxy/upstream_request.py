@@ -21,11 +21,12 @@ from gateway.proxy import errors, paths
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
 from gateway.proxy.request_body import RequestBody
-from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBody, TokenCount
+from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBody
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import open_stream
 from gateway.proxy.served_routes import suggest_paths
 from gateway.proxy.service import SERVICE_HEADER, Service
+from gateway.proxy.token_counts import TokenCount
 from gateway.proxy.token_lanes import UNKNOWN
 from runtimes.engine_errors import judge_error, read_error
 from runtimes.registry import find_runtime
@@ -88,6 +89,11 @@ class UpstreamRequest:
     def tokens(self) -> TokenCount:
         """The engine's report so far."""
         return self._response.tokens
+
+    @property
+    def was_sent(self) -> bool:
+        """True if the backend has got the request."""
+        return self._connection is not None
 
     @property
     def generation_seconds(self) -> float | None:
@@ -211,11 +217,14 @@ class UpstreamRequest:
             return
         elif fields.kind == b"application/json":
             self._response = JsonResponse(model)
+        if not self._response.is_stream and not _is_error(status):
+            self._shared.keep_alive.discard(self._request)  # a comment would begin a stream
 
         # 2. Send the beginning, and note what it shows of the backend.
         self._pass_on(piece)
         if not _is_error(status):  # after an error, another backend may get the request
-            self._request.free_body()
+            if not (self._response.is_stream and self._request.router.keeps_open):  # else with its first event
+                self._request.free_body()
             if route not in paths.TOKEN_COUNT_ROUTES:
                 self._backend_past.note_begin(self._progress, time.monotonic())
         self._note_piece()
@@ -246,8 +255,10 @@ class UpstreamRequest:
         data = self._response.feed(piece) if piece else b""  # empty if all of it is held back
         exchange = self._exchange
         if data:
-            self._request.has_answer = True
-            self.is_between_events = data.endswith((b"\n\n", b"\r\n\r\n"))
+            if not self._request.has_answer:
+                self._request.has_answer = True
+                self._request.free_body()
+            self.is_between_events = data.endswith((b"\n\n", b"\r\n\r\n")) or data in (b"\n", b"\r\n")
         if exchange.started:
             if self._connection and self._connection.is_response_complete:
                 self._last_piece = data  # `end_response` follows, and sends it
@@ -315,6 +326,7 @@ class UpstreamRequest:
 
         # 3. Send the end; `request.end` records the request, and comes before it.
         self._note_end(response)
+        request.has_answer = True
         if response.unreadable_error:
             name, engine = self._service.config.name, self.backend.engine
             error = errors.translate_engine_error(_error_status(response), response.unreadable_error, name, engine)

@@ -17,7 +17,7 @@ import pytest
 
 from cli.endpoint.client_configuration import EndpointFacts, render_configuration
 from crds.serving import ServingOptions
-from gateway.proxy import inference_request
+from gateway.proxy import keep_alive
 from runtimes.serving import Serving
 from tests.hosts.test_client_libraries import SAYS, TEMPLATE, WEATHER, WHOLE_RESPONSE
 from tests.support import llama_server
@@ -173,7 +173,7 @@ async def test_comments_before_the_first_token_do_not_disturb_a_stream(
     clients: Clients, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FIRST_COMMENT_SECONDS", "COMMENT_SECONDS"):
-        monkeypatch.setattr(inference_request, name, 0.1)
+        monkeypatch.setattr(keep_alive, name, 0.1)
     clients.relay.faults = [Fault(delay_seconds=2)]
     assert await clients.read_stream(api) == SAYS
 

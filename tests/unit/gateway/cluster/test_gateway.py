@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.proxy import inference_request
+from gateway.proxy import keep_alive
 from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES
 from tests.unit.gateway.cluster.running_gateway import (
     AUTHORIZED,
@@ -306,8 +306,8 @@ async def test_stream_that_waits_gets_comments(
     path: str,
     comment: bytes,
 ) -> None:
-    monkeypatch.setattr(inference_request, "FIRST_COMMENT_SECONDS", 0.2)
-    monkeypatch.setattr(inference_request, "COMMENT_SECONDS", 0.2)
+    monkeypatch.setattr(keep_alive, "FIRST_COMMENT_SECONDS", 0.2)
+    monkeypatch.setattr(keep_alive, "COMMENT_SECONDS", 0.2)
     engine = GatedEngine()
     async with fake_engine(engine) as backend:
         gateway.cluster.put_key()
@@ -328,7 +328,7 @@ async def test_stream_that_waits_gets_comments(
 async def test_error_after_comments_is_an_event(
     gateway: RunningGateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference_request, "FIRST_COMMENT_SECONDS", 0.2)
+    monkeypatch.setattr(keep_alive, "FIRST_COMMENT_SECONDS", 0.2)
     answers: asyncio.Queue[web.Response] = asyncio.Queue()
 
     async def answer(_request: web.BaseRequest) -> web.StreamResponse:

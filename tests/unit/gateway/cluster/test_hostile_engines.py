@@ -1,4 +1,4 @@
-"""What engines and clients of one tenant cannot do to those of others at the gateway."""
+"""Engines and clients of one tenant do nothing to those of others at the gateway."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ async def test_counts_of_an_engine_charge_no_more_than_a_multiple_of_the_reserva
 async def test_client_that_leaves_before_the_answer_pays(
     gateway: RunningGateway, http: aiohttp.ClientSession, least: int, *, stream: bool
 ) -> None:
-    """Of a whole answer what it has reserved, since the engine may have made it; of a stream its prompt."""
+    """For a whole answer it pays what it has reserved, since the engine may have made it; for a stream its prompt."""
     engine = GatedEngine(kind="text/event-stream" if stream else "application/json")
     async with fake_engine(engine) as backend:
         gateway.cluster.put_key(tokensPerMinute=10_000)

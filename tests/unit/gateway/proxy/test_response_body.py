@@ -12,11 +12,11 @@ from gateway.proxy.response_body import (
     LONGEST_LINE_BYTES,
     JsonResponse,
     LongJsonResponse,
-    TokenCount,
     TokenStream,
     rewrite_json,
 )
 from gateway.proxy.response_end import ResponseEnd
+from gateway.proxy.token_counts import TokenCount
 from tests.support.pod_engines.dialects import DIALECTS
 
 
