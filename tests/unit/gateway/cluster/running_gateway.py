@@ -35,8 +35,9 @@ BORN = "2026-11-29T12:00:00Z"
 class FedCluster:
     """The objects of a cluster, put into the feed of a gateway."""
 
-    def __init__(self, feed: ClusterFeed) -> None:
+    def __init__(self, feed: ClusterFeed, shared: SharedResources) -> None:
         self.feed = feed
+        self.shared = shared
         self._version = 0
         self._tokens: dict[str, str] = {}
 
@@ -170,7 +171,7 @@ async def gateway_in_process(limiter: Limiter | None = None) -> AsyncIterator[Ru
         await listener.bind("127.0.0.1", 0)
         expiry = asyncio.create_task(feed.keys.end_expired())
         try:
-            yield RunningGateway(FedCluster(feed), f"http://127.0.0.1:{listener.port}")
+            yield RunningGateway(FedCluster(feed, shared), f"http://127.0.0.1:{listener.port}")
         finally:
             expiry.cancel()
             listener.unbind()

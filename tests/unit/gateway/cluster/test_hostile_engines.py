@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
 from gateway.cluster.rate_limits import MINUTE_US, LimitScope
+from gateway.proxy import keep_alive
 from gateway.proxy.errors import RequestError
 from gateway.proxy.metrics import render_metrics
 from gateway.proxy.request_body import BodyBudget
 from kube.resources import GATEWAY_QUOTAS
+from tests.support.eventually import eventually
 from tests.unit.gateway.cluster.running_gateway import AUTHORIZED, RunningGateway
 from tests.unit.gateway.proxy.running_proxy import GatedEngine, fake_engine
 
@@ -121,3 +124,48 @@ def test_bodies_of_one_namespace_leave_room_for_others() -> None:
     budget.free(500, "team-a")
     budget.reserve(500, "team-a")
     assert budget.held_bytes == 900
+
+
+async def test_json_whose_head_comes_early_is_no_stream(
+    gateway: RunningGateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be an orderly stream without a single event."""
+    monkeypatch.setattr(keep_alive, "FIRST_COMMENT_SECONDS", 0.1)
+    engine = GatedEngine(kind="application/json")
+    async with fake_engine(engine) as backend:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        asking = http.post(f"{gateway.url}/v1/chat/completions", json=CHAT | {"stream": True}, headers=AUTHORIZED)
+        task = asyncio.ensure_future(asking.__aenter__())
+        await asyncio.wait_for(engine.arrived.wait(), 5)
+        engine.release(b'{"choices":')
+        (running,) = next(iter(gateway.cluster.feed.keys.keys.values())).credentials.values()
+        (request,) = running.running
+        await eventually(lambda: request not in gateway.cluster.shared.keep_alive._requests)
+        engine.release(b"[]}")
+        engine._chunks.put_nowait(None)
+        response = await task
+        assert (response.content_type, await response.json()) == ("application/json", {"choices": []})
+
+
+async def test_tokens_of_messages_are_counted_when_a_client_leaves_early(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    """Their first event reports no generated token, and the prompt without what was cached."""
+    tokens = {"input_tokens": 5, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 3, "output_tokens": 0}
+    engine = GatedEngine()
+    async with fake_engine(engine) as backend:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        start = {"type": "message_start", "message": {"usage": tokens}}
+        delta = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}
+        for event in (start, delta, delta):
+            engine.release(f"event: {event['type']}\n".encode() + b"data: %b\n\n" % msgspec.json.encode(event))
+        async with http.post(
+            f"{gateway.url}/v1/messages", json=CHAT | {"stream": True}, headers=AUTHORIZED
+        ) as response:
+            for _ in range(3):
+                await response.content.readuntil(b"\n\n")
+        await asyncio.wait_for(engine.cancelled.wait(), 5)
+    (usage,) = gateway.cluster.feed.admissions.usage.list_usages()
+    assert (usage.prompt_tokens, usage.generated_tokens) == (28, 2)
