@@ -1,7 +1,8 @@
 """The endpoints that are passed over, because they accept no connection, until one request finds them there again.
 
-This gateway's own failures count before the API server hears of a dead host. Only a new connection that was refused or
-came to nothing in time is such a failure, and one is enough. What an engine answers is none: with 429 and 503 it works.
+This gateway's own failures count before the API server hears of a dead host: a new connection that is refused or comes
+to nothing in time, or a machine that acknowledges nothing any more. One is enough. What an engine answers is none: with
+429 and 503 it works.
 """
 
 from typing import Final

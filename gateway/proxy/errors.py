@@ -242,7 +242,7 @@ def too_busy() -> RequestError:
 
 
 def upstream_failed(service: str) -> RequestError:
-    """502: the engine broke off before it responded. Not repeated, because it may have worked on the request."""
+    """502: the engine broke off before it responded; a gateway has tried another one, if there is one."""
     message = f"service {service}: its engine broke off the request before it responded"
     return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
 
@@ -251,6 +251,12 @@ def response_broken_off(service: str) -> RequestError:
     """502 in an event, because the status was sent before: the engine broke off its response."""
     message = f"service {service}: its engine broke off the response, which is not complete"
     return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
+
+
+def gateway_stopped() -> RequestError:
+    """503, or in an event: the time that a gateway which stops has for its answers is over."""
+    message = "the gateway was stopped before the answer ended: ask again"
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "gateway_stopped", message, {"Retry-After": "1"})
 
 
 def replica_stopped(listener: str) -> RequestError:

@@ -3,8 +3,8 @@
 Each step is called by the one before it, or by the connection on which something has come; only what takes long, the
 scan of a large body and a new connection to a backend, is a task. So a short request costs little beside its parsing.
 When one side ends early, the other side is ended too: a client that hangs up leaves the queue or cancels the engine's
-work, and an engine that breaks off breaks the client's connection, so that half a response never looks like a whole
-one.
+work, and after an engine that breaks off the client gets an error, in the stream if that has begun, so that half a
+response never looks like a whole one.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ _numbers = itertools.count()
 
 
 class SharedResources(NamedTuple):
-    """Resources that the requests to all services of this host share."""
+    """Resources that all requests of this process share."""
 
     body_budget: BodyBudget
     scan_turns: asyncio.Lock
@@ -394,7 +394,7 @@ class InferenceRequest:
     def stop(self) -> None:
         """Answer with an error, or end a stream with one, because the proxy stops."""
         name = self._service.title if self._service else self.router.name
-        self.interrupt("stopped", errors.replica_stopped(name))
+        self.interrupt("stopped", errors.gateway_stopped() if self.router.key else errors.replica_stopped(name))
 
     def interrupt(self, reason: str, error: RequestError) -> None:
         """End the work, and answer with an error, or end a stream with one; `reason` is for metrics and log."""

@@ -22,7 +22,10 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _REQUEST_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _REQUESTS: Final = "Requests, by the status that the client got; 499: the client hung up."
-_ERRORS: Final = "Failed requests, by reason: queue_full, no_server, engine_error, engine_broke_off."
+_ERRORS: Final = (
+    "Failed requests, by reason: queue_full, no_server, engine_error, engine_broke_off, stopped; of a gateway also "
+    "not_admitted and key_revoked."
+)
 _FALLBACKS: Final = "Requests that went on to another service of their route, which counts them, by cause."
 _COUNTERS: Final = {
     "prompt_tokens": ("prompt_tokens_total", "Tokens of prompts, as engines report them."),

@@ -1,4 +1,7 @@
-"""Find the service for a request: the port of a service serves that one, the port of the router serves all of them."""
+"""Find the service for a request: the port of a service serves that one, the port of the router serves all of them.
+
+The router of a gateway, where each key has services of its own, is in `gateway.cluster.keys`.
+"""
 
 import time
 from collections import Counter
