@@ -20,7 +20,8 @@ each do one part:
 
 `engine_metrics` adds the engine's own metrics to those of a pod, and `exposition` keeps the lines that are valid.
 
-`pod` is the process of a pod, and `gateway.cluster` has that of the gateway. `control` is that of a host, `control_socket` its claim and the hand-over to a newer one, `control_api` its control API,
-`control_client` the client, `config` the messages of both. `gateway.http` serves clients, engines and the control API;
-only `control_client` uses aiohttp, for it starts slowly.
+`pod` is the process of a pod, and `gateway.cluster` has that of the gateway. `control` is that of a host,
+`control_socket` its claim and the hand-over to a newer one, `control_api` its control API, `control_client` the client,
+`config` the messages of both. `gateway.http` serves clients, engines and the control API; only `control_client` uses
+aiohttp, for it starts slowly.
 """

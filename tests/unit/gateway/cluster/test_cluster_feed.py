@@ -1,4 +1,4 @@
-"""What the gateway makes of objects that are not as it expects: one odd object costs no other anything."""
+"""Objects that are not as the gateway expects: one odd object costs no other anything."""
 
 import base64
 
