@@ -48,7 +48,10 @@ class Meter:
 
     def wait_us(self, now_us: int, cost_us: int) -> int:
         """Return the time until work of `cost_us` is admitted; 0: now. Without backlog, work of any size is."""
-        return max(self.backlog_us(now_us) + min(cost_us, MINUTE_US) - MINUTE_US, 0)
+        backlog_us = self.ends_at_us - now_us
+        if backlog_us <= 0:
+            return 0
+        return max(backlog_us + min(cost_us, MINUTE_US) - MINUTE_US, 0)
 
     def charge(self, now_us: int, cost_us: int) -> int:
         """Add work, and return its mark, by which it is settled."""

@@ -27,24 +27,28 @@ _LIMITS: Final = {
     "translations": _NO_FIELDS,
 }
 """Routes that generate tokens, with the fields that limit an answer; forms are not looked into."""
+_ANY_LIMIT: Final = frozenset[str]().union(*_LIMITS.values())
 _MOST_DIGITS: Final = 20
 """Python refuses to read a number of thousands of digits; one of 20 is more than any limit that matters."""
 
 
 def read_demand(route: str, fields: Mapping[str, msgspec.Raw]) -> int:
     """Return the tokens that a request may use before its prompt is counted: UNKNOWN, ALONE, or 0 without an answer."""
-    answers = {_read_start(fields, name, b"1") for name in ("n", "n_cmpl")}
-    has_one_answer = answers <= {b"1", b"null"} and not _read_start(fields, "prompt").startswith(b"[")
-    return 0 if route not in _LIMITS else UNKNOWN if has_one_answer else ALONE
+    if route not in _LIMITS:
+        return 0
+    answers = [_read_start(fields, name) for name in ("n", "n_cmpl") if name in fields]
+    has_one_answer = not _read_start(fields, "prompt").startswith(b"[") and all(n in (b"1", b"null") for n in answers)
+    return UNKNOWN if has_one_answer else ALONE
 
 
 def read_limit(route: str, fields: Mapping[str, msgspec.Raw]) -> int:
     """Return the most tokens that an answer may have: the largest limit, as engines differ in which counts; 0: none."""
-    stated = {name: _read_start(fields, name) for name in _CHAT.union(*_LIMITS.values()) & fields.keys()}
-    is_limited = _LIMITS[route] & stated.keys() and all(number.isdigit() for number in stated.values())
-    return max(int(number) for number in stated.values()) if is_limited else 0
+    names = _ANY_LIMIT & fields.keys()
+    stated = [_read_start(fields, name) for name in names]
+    is_limited = not names.isdisjoint(_LIMITS[route]) and all(number.isdigit() for number in stated)
+    return max(map(int, stated)) if is_limited else 0
 
 
-def _read_start(fields: Mapping[str, msgspec.Raw], name: str, absent: bytes = b"") -> bytes:
-    """Return the first bytes of a field, which may be a long text of a stranger."""
-    return bytes(memoryview(fields[name])[:_MOST_DIGITS]) if name in fields else absent
+def _read_start(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
+    """Return the first bytes of a field, which may be a long text of a stranger; empty if there is none."""
+    return bytes(memoryview(fields[name])[:_MOST_DIGITS]) if name in fields else b""
