@@ -41,6 +41,11 @@ _STARTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Routes whose engines keep a cache of prompts, with the fields that begin the prompt."""
 _TURNS: Final = frozenset({"messages", "input"})
+_ANSWER: Final = b'"assistant"'
+_BEFORE_ANSWER: Final = frozenset(
+    {b'{"role":', b'{"role": ', b'{"type":"message","role":', b'{"type": "message", "role": '}
+)
+"""What clients write before the role of an answer."""
 _BILLING: Final = b'"x-anthropic-billing-header'
 """Begins a first block of Claude Code's system prompt, which differs by conversation and even by sub-agent."""
 _BILLING_WITHIN_BYTES: Final = 128
@@ -113,7 +118,7 @@ def _read_turns(value: msgspec.Raw) -> bytes:
     shared: list[memoryview] = []
     user: list[memoryview] = []
     try:
-        turns = _decode_turns(value) if len(memoryview(value)) <= _WHOLE_BYTES else _scan_turns(value)
+        turns = _decode_start(bytes(value)) if len(memoryview(value)) <= _WHOLE_BYTES else _scan_turns(value)
         for turn in islice(turns, _MOST_TURNS):
             if turn.role in ("system", "developer"):
                 shared += _read_texts(turn.content)
@@ -125,6 +130,19 @@ def _read_turns(value: msgspec.Raw) -> bytes:
         if not user:  # `input` is a text, or the engine will refuse the request
             user.append(memoryview(value)[:USER_BYTES])
     return b"".join(shared)[:SHARED_BYTES] + b"\0" + b"".join(user)[:USER_BYTES]
+
+
+def _decode_start(text: bytes) -> list[_Turn]:
+    """Return the turns before the first answer to the user; all, if that is not where and as it mostly is."""
+    answer_at = text.find(_ANSWER)
+    begin = text.rfind(b"{", 0, max(answer_at, 0))
+    if text[begin:answer_at] in _BEFORE_ANSWER:  # of a key, which no text has without a backslash
+        before = text[:begin].rstrip()
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # the answer is within a turn
+            turns = _decode_turns(before.removesuffix(b",") + b"]")
+            if any(turn.role == "user" for turn in turns):  # else it is a greeting
+                return turns
+    return _decode_turns(text)
 
 
 def _scan_turns(value: msgspec.Raw) -> Iterator[_Turn]:
