@@ -45,7 +45,7 @@ _ANSWER: Final = b'"assistant"'
 _BEFORE_ANSWER: Final = frozenset(
     {b'{"role":', b'{"role": ', b'{"type":"message","role":', b'{"type": "message", "role": '}
 )
-"""What clients write before the role of an answer."""
+"""The text before the role of an answer, as clients write it."""
 _BILLING: Final = b'"x-anthropic-billing-header'
 """Begins a first block of Claude Code's system prompt, which differs by conversation and even by sub-agent."""
 _BILLING_WITHIN_BYTES: Final = 128

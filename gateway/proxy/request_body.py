@@ -20,7 +20,7 @@ import msgspec
 from gateway.proxy import errors
 from gateway.proxy.errors import RequestError
 from gateway.proxy.json_scanner import InvalidJsonError, JsonScanner, PausingWork, check_encoding
-from gateway.proxy.request_media import MediaReader, may_have_media
+from gateway.proxy.request_media import FIELDS_WITH_PARTS, MediaReader, may_have_media
 from gateway.proxy.request_schemas import NO_SCHEMAS, SCHEMA_FIELDS, SchemaDemand, SchemaReader
 
 SHORT_BODY_BYTES: Final = 256 << 10
@@ -227,18 +227,21 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
 
     # 2. Look for media, check schemas, and delete what an engine must not get: the items are in a list because of that.
     loads_weights = False
-    schemas = SchemaReader()
+    schemas: SchemaReader | None = None
     for key, value in list(fields.items()):
         name = key.casefold()
-        if may_have_media(name, value):
-            return None
-        if name in SCHEMA_FIELDS:
+        if name in FIELDS_WITH_PARTS:
+            if may_have_media(value):
+                return None
+        elif name in SCHEMA_FIELDS:
+            schemas = schemas or SchemaReader()
             schemas.read_field(name, bytes(value))
         elif name == MODEL or name in FIELDS_THAT_LOAD_WEIGHTS:
             del fields[key]
             loads_weights = loads_weights or name != MODEL
 
-    return RequestBody(content, model, fields, loads_weights=loads_weights, schema_demand=schemas.demand)
+    demand = schemas.demand if schemas else NO_SCHEMAS
+    return RequestBody(content, model, fields, loads_weights=loads_weights, schema_demand=demand)
 
 
 def count_copied_bytes(content: bytes | bytearray) -> int:
