@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gateway.event_log import log
+from gateway.http.joined_writes import JoinedWrites
 from gateway.http.limits import TLS_COST, UNFINISHED_HEAD_BYTES, ConnectionCaps
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class ConnectionTable:
     def __init__(self, caps: ConnectionCaps, sweep_seconds: float) -> None:
         self.caps = caps
         """The most connections: in all, from one address, and before waiting ones give way (`soft_total`)."""
+        self.writes = JoinedWrites()
+        """The answers that are sent at the end of the loop's pass."""
         self._sweep_seconds = sweep_seconds
         self._connections: set[ServerConnection] = set()
         self._all = _ConnectionGroup()

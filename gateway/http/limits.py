@@ -8,11 +8,10 @@ HEAD_BYTES: Final = 16 << 10
 """The longest head of a request or response, and the longest framing of a chunked body beside its chunks."""
 HEADER_COUNT: Final = 128
 SEND_AT_ONCE_BYTES: Final = 0
-"""The high-water mark of a transport on which uvloop sends what is written at once; what the system does not take is
-buffered, and pauses the writer. It is for streams, whose clients wait for each piece."""
+"""The high-water mark of a transport for streams: what the system does not take at once pauses the writer."""
 SEND_TOGETHER_BYTES: Final = 64 << 10
-"""The high-water mark of a transport on which less is sent at the end of the loop's pass, for all sockets together:
-that costs less, because who is woken first is still awake for the others."""
+"""The most bytes that wait for the end of the loop's pass, to be sent with those of other sockets, as
+`joined_writes` says; also the high-water mark of transports for such answers."""
 
 UNFINISHED_HEAD_BYTES: Final = 4 << 20
 """The most bytes of heads that have not come whole, of all connections; half of it from one address."""

@@ -137,13 +137,13 @@ class ServerConnection(asyncio.Protocol):
             return
         if not self._is_tls:
             self._sends_at_once = True
-            self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)  # 0: no write waits for others
-        self._transport.write(data)
+            self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)
+        self._table.writes.write(self._transport, data, at_once=True)
 
     def write(self, data: bytes) -> None:
-        """Send `data`, after what was sent before."""
+        """Send `data`, after what was sent before: a piece of a stream at once, else at the end of the loop's pass."""
         if self._transport:
-            self._transport.write(data)
+            self._table.writes.write(self._transport, data, at_once=self._sends_at_once)
 
     def end_exchange(self) -> None:
         """Forget the request, whose response is sent; go on with the next one, or close the connection."""
@@ -187,9 +187,9 @@ class ServerConnection(asyncio.Protocol):
         if self._exchange:
             self._exchange.receiver = None  # nothing more is reported to it
             self._exchange = None
-        transport = self._transport
-        if transport is None:
+        if (transport := self._transport) is None:
             return
+        self._table.writes.flush(transport)
         if reset:
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             transport.abort()
@@ -208,8 +208,7 @@ class ServerConnection(asyncio.Protocol):
 
         A client that has read some of the data in the write buffer since the deadline was set gets more time.
         """
-        transport = self._transport
-        if transport is None:
+        if (transport := self._transport) is None:
             return
         if self.request_deadline <= self._loop.time():
             self._expire_request(transport)
@@ -244,8 +243,9 @@ class ServerConnection(asyncio.Protocol):
             transport.abort()
 
     def give_way(self) -> None:
-        """Close the connection at once, for another one."""
+        """Close the connection at once, for another one; a whole response is sent before."""
         if self._transport:
+            self._table.writes.flush(self._transport)
             self._hang_up()
             self._transport.abort()
         elif self.handshake:  # the connection is not made yet
@@ -464,8 +464,8 @@ class ServerConnection(asyncio.Protocol):
                 self.deadline = self._loop.time() + self._times.idle_seconds
 
     def _set_reading_deadline(self, seconds: float) -> None:
-        """Give the client so many seconds to read some of what is buffered for it; remember how much that is."""
-        self._last_unsent_bytes = self._transport.get_write_buffer_size() if self._transport else 0
+        """Send what waits; give the client so many seconds to read some of it, and remember how much that is."""
+        self._last_unsent_bytes = self._table.writes.flush(self._transport) if self._transport else 0
         self.deadline = self._loop.time() + seconds
 
     def _hang_up(self) -> None:

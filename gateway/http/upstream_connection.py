@@ -16,14 +16,13 @@ import httptools
 
 from gateway.event_log import log
 from gateway.http.headers import Field, Headers
-from gateway.http.limits import HEAD_BYTES, HEADER_COUNT, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES
+from gateway.http.limits import HEAD_BYTES, HEADER_COUNT, SEND_TOGETHER_BYTES
 from gateway.http.peer_probes import ANSWER_SECONDS, GONE, STREAM_SECONDS, limit_silence, probe_peer
 
 if TYPE_CHECKING:
     from gateway.http.upstream_pool import UpstreamPool
 
 _FIRST_FINAL_STATUS: Final = 200
-_JOINED_BYTES: Final = 32 << 10
 _LARGE_BYTES: Final = 256 << 10
 _LONGEST_CACHED_BYTES: Final = 4 << 10
 _NO_CONTENT: Final = frozenset({204, 304})
@@ -116,9 +115,8 @@ class UpstreamConnection(asyncio.Protocol):
     def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver, *, at_once: bool = False) -> None:
         """Send a request; `receiver` gets the response, or its failure if the connection is closed already.
 
-        The pieces of the body must not change until they are sent. uvloop sends what is below the write buffer's
-        high-water mark together with the writes to other sockets, at the end of the loop's pass; `at_once` sets the
-        mark to 0, so that it does not wait for that.
+        The pieces of the body must not change until they are sent. A short request waits for the end of the loop's
+        pass, unless it is to be sent `at_once`.
         """
         self._expect_response(receiver)
         if self._transport is None:
@@ -128,9 +126,9 @@ class UpstreamConnection(asyncio.Protocol):
             # The kernel also counts the time in which a peer has no room for more of a large body.
             is_large = sum(map(len, body)) > _LARGE_BYTES
             limit_silence(self._probed, STREAM_SECONDS if is_large else ANSWER_SECONDS)
-        self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES if at_once else SEND_TOGETHER_BYTES)
-        if len(body) == 1 and len(body[0]) <= _JOINED_BYTES:
-            self._transport.write(b"".join([head, *body]))  # copying a short body is faster than sending two buffers
+        if len(body) == 1 and len(body[0]) <= SEND_TOGETHER_BYTES:
+            # Copying a short body is faster than sending two buffers.
+            self._pool.writes.write(self._transport, b"".join([head, *body]), at_once=at_once)
         else:
             self._transport.writelines([head, *body])
 
@@ -141,6 +139,8 @@ class UpstreamConnection(asyncio.Protocol):
         TLS cannot close one side: then it is called when the connection is closed.
         """
         self._receiver, self._on_closed = None, on_closed
+        if self._transport:
+            self._pool.writes.drop(self._transport)
         if self._transport and on_closed and self._transport.can_write_eof():
             self.resume_reading()
             self._transport.write_eof()
@@ -290,7 +290,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_response_complete = True
         if self._receiver and self._parser and self._transport:
             # An upstream that answered before it had the whole request may not read the rest.
-            is_sent = not self._transport.get_write_buffer_size()
+            is_sent = not self._transport.get_write_buffer_size() and not self._pool.writes.has(self._transport)
             self._is_reusable = is_sent and self._parser.should_keep_alive()
 
     def _give_response(self, receiver: ResponseReceiver) -> None:
@@ -334,6 +334,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         if self._transport and not self._on_closed:
+            self._pool.writes.drop(self._transport)
             self._transport.abort()
 
 

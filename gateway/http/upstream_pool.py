@@ -11,6 +11,7 @@ import time
 from typing import Final, Self
 from urllib.parse import urlsplit
 
+from gateway.http.joined_writes import JoinedWrites
 from gateway.http.upstream_connection import UpstreamConnection
 
 CONNECT_SECONDS: Final = 2.0
@@ -35,6 +36,8 @@ class UpstreamPool:
     """
 
     def __init__(self, trust: ssl.SSLContext | None = None, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self.writes = JoinedWrites()
+        """The requests that are sent at the end of the loop's pass."""
         self._trust = trust
         self._idle_seconds = idle_seconds
         self._idle: dict[str, list[UpstreamConnection]] = {}
