@@ -30,6 +30,10 @@ TOKEN_SECRET: Final = "hf-token"  # noqa: S105 - the name of a Secret
 T = TypeVar("T")
 
 _KINDS: Final[Mapping[str, type[Model | InferenceService]]] = {"Model": Model, "InferenceService": InferenceService}
+_OWN_KINDS: Final = ("MetalProcess", "MetalHost")
+"""Kinds that only Pomona itself writes."""
+_CLUSTER_KINDS: Final = [kind for kind in validation.kinds() if kind not in (*_KINDS, *_OWN_KINDS)]
+"""Kinds of users that only a cluster can use, such as GatewayKey."""
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _LONGEST_NAME: Final = 40
 _MOST_BYTES: Final = 1 << 20
@@ -296,14 +300,18 @@ def _check_size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tu
 
 
 def _is_ours(document: Document) -> bool:
-    """Decide whether a document belongs to Pomona's API group; a document without apiVersion does, so it is checked."""
-    return str(document.manifest.get("apiVersion", GROUP)).partition("/")[0] == GROUP
+    """Decide whether a document is one to serve, or a mistake for one: not if only a cluster can use its kind.
+
+    A document without apiVersion is taken for one of Pomona's API group, so it is checked.
+    """
+    is_of_group = str(document.manifest.get("apiVersion", GROUP)).partition("/")[0] == GROUP
+    return is_of_group and document.manifest.get("kind") not in _CLUSTER_KINDS
 
 
 def _find_problems(document: Document) -> Iterator[str]:
     """Yield the problems of one document of Pomona's API group, each with its file and line."""
     kind = document.manifest.get("kind")
-    if kind in ("MetalProcess", "MetalHost"):
+    if kind in _OWN_KINDS:
         yield document.describe("created by Pomona itself: write an InferenceService instead", ("kind",))
     elif kind not in validation.kinds():
         yield document.describe(f"kind {kind!r} does not exist: use Model or InferenceService", ("kind",))

@@ -44,7 +44,8 @@ def test_examples_are_read_with_defaults() -> None:
     spec = wanted.services[ObjectKey("default", "tiny-pod")].spec
     assert (spec.mode, spec.cache_type_k, spec.replicas) == ("chat", "f16", 1)
     assert (spec.context_length, spec.parallel, spec.prompt_cache) == (None, None, None)
-    assert wanted.skipped == []
+    ignored = "ignored: `pomona up` serves Models and InferenceServices only"
+    assert wanted.skipped == [f"{CHECKOUT}/examples/key.yaml:2: GatewayKey demo: {ignored}"]
 
 
 def test_same_name_in_two_namespaces_is_two_models(tmp_path: Path) -> None:
