@@ -19,7 +19,7 @@ _OUTPUT_PART: Final = 4
 
 
 class EndpointFacts(NamedTuple):
-    """The facts of the gateway that a client is configured with."""
+    """The gateway and the model, as the configuration of a client states them."""
 
     url: str
     """The base URL, without /v1."""

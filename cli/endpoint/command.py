@@ -78,7 +78,7 @@ def command(
         model.get("status", {}).get("serving", {}).get("contextLength") if model else None,
     )
     if client is None:
-        print(escape_controls(render_overview(endpoint.address, facts, names, has_key=key_name is not None)))
+        print(escape_controls(render_overview(endpoint.address, facts, names, key_name)))
     else:
         comments = render_comments(endpoint.address, has_key=key_name is not None)
         print(escape_controls(comments + render_configuration(client, facts)), end="")
@@ -96,7 +96,7 @@ async def _read_endpoint(cluster: Cluster, key_name: str | None, url: str | None
     if key_name is not None:
         gateway_key = await read_object(cluster.client, GATEWAY_KEYS, key_name, cluster.namespace)
         _check_key(gateway_key)
-        patterns = gateway_key["spec"].get("services", [])
+        patterns = gateway_key.get("spec", {}).get("services", [])
         key = await _read_key(cluster, key_name) if show_key else _render_key_command(cluster, key_name)
     listed = (await cluster.client.list(INFERENCE_SERVICES, cluster.namespace)).items
     services = [
@@ -150,7 +150,7 @@ def render_comments(address: GatewayAddress, *, has_key: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render_overview(address: GatewayAddress, facts: EndpointFacts, names: Sequence[str], *, has_key: bool) -> str:
+def render_overview(address: GatewayAddress, facts: EndpointFacts, names: Sequence[str], key_name: str | None) -> str:
     """Return the base URLs with the clients that use each, the way there, the key, the models, and the next step."""
     clients = [
         ", ".join(name for name, configuration in CLIENTS.items() if configuration.is_of_anthropic is of_anthropic)
@@ -161,9 +161,9 @@ def render_overview(address: GatewayAddress, facts: EndpointFacts, names: Sequen
         "Anthropic's API": f"{facts.url}  for {clients[1]}",
         "reached by": address.forwarding or address.origin,
         "in pods": address.service_url,
-        "key": f"{KEY_VARIABLE}={facts.key}" if has_key else _render_key_creation(),
+        "key": f"{KEY_VARIABLE}={facts.key}" if key_name else _render_key_creation(),
         "models": ", ".join(names) or "none in this namespace",
-        "next": f"{program_name()} endpoint --key NAME --for CLIENT",
+        "next": f"{program_name()} endpoint --key {key_name or 'NAME'} --for CLIENT",
     }
     return "\n".join(f"{title:<17}{text}" for title, text in rows.items() if text)
 

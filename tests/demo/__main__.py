@@ -34,17 +34,18 @@ def main() -> int:
         return 1
     weights = asyncio.run(fetch_weights(options.model)) if options.model else write_weights("tiny.gguf")
     larger = write_weights("larger.gguf", width=256, feed_forward=16384)
-    inside = [sys.executable, "-m", DEMO, "--weights", str(weights), "--larger", str(larger)]
+    endless = write_weights("endless.gguf", loop=True)
+    inside = [sys.executable, "-m", DEMO, f"--weights={weights}", f"--larger={larger}", f"--endless={endless}"]
     return sandbox.run([*inside, *(["--keep"] if options.keep else [])])
 
 
-def write_weights(name: str, width: int = 64, feed_forward: int = 128) -> Path:
+def write_weights(name: str, width: int = 64, feed_forward: int = 128, *, loop: bool = False) -> Path:
     """Write generated weights into the user's cache, which is visible in the sandbox too."""
     from tests.support.tiny_models.tiny_gguf import write  # noqa: PLC0415 - numpy is only needed to generate
 
     weights = cache_folder() / "models" / name
     weights.parent.mkdir(parents=True, exist_ok=True)
-    write(weights, n_embd=width, n_ff=feed_forward)
+    write(weights, n_embd=width, n_ff=feed_forward, loop=loop, n_ctx=65536 if loop else 4096)
     return weights
 
 

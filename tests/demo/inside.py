@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 import time
-from base64 import b64decode
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,16 +17,17 @@ import structlog
 
 from kube import credentials
 from kube.client import Client, Obj, connect
-from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, SECRETS, Resource
+from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, Resource
 from kube.store import Store
 from kube.watch import Selection, reflect
-from standalone.ask import AskError, ChatAnswer, ChatMessage, continue_chat, open_session
+from standalone.ask import AskError
 from tests.controlplane import cluster_dns, members, service_proxy
 from tests.controlplane.binaries import Binaries, ensure_binaries
 from tests.controlplane.helm import CHART, ensure_helm, run_helm
 from tests.controlplane.network import ADDRESS, Network
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import CHECKOUT, Process
+from tests.demo.gateway_steps import chat_by_gateway, print_endpoint, read_key, show_lost_host
 from tests.demo.placement_steps import show_placement
 from tests.demo.queue_steps import show_queue
 from tests.demo.shell import write_note
@@ -57,10 +57,11 @@ class DemoCluster:
         folder: for data, credentials and logs.
         weights: the GGUF file that the cluster fetches.
         larger: one of which a token reads so much that memory bandwidth decides about its speed.
+        endless: one whose answers go on until their limit.
 
     """
 
-    def __init__(self, binaries: Binaries, folder: Path, weights: Path, larger: Path) -> None:
+    def __init__(self, binaries: Binaries, folder: Path, weights: Path, larger: Path, endless: Path) -> None:
         self.plane = ControlPlane(binaries, folder / "plane")
         self.changed = asyncio.Event()
         """Set when the store has changed, or when a process has ended, which is a failure."""
@@ -68,7 +69,9 @@ class DemoCluster:
         self._processes: list[Process] = []
         self._kubectl = binaries.kubectl
         self._folder = folder
-        self._weights = {"model.gguf": weights, "larger.gguf": larger}
+        self._weights = {"model.gguf": weights, "larger.gguf": larger, "endless.gguf": endless}
+        self.host: members.MetalHost | None = None
+        """The machine outside of the cluster, once it is started."""
 
     async def start(self) -> None:
         """Start all parts; each waits for the parts that it needs."""
@@ -124,7 +127,8 @@ class DemoCluster:
         return members.kubelet(self.plane, name, self._folder, resources=resources, labels=labels, arguments=dns)
 
     async def _start_host(self, network: Network) -> None:
-        self._start((await members.metal_host(self.plane, network, METAL_HOST, self._folder)).agent)
+        self.host = await members.metal_host(self.plane, network, METAL_HOST, self._folder)
+        self._start(self.host.agent)
 
     def check(self) -> None:
         """Raise PlaneError when one of the processes has ended."""
@@ -256,19 +260,6 @@ def _list_urls(store: Store, name: str) -> list[str]:
     ]
 
 
-async def chat_with(client: Client, store: Store, name: str) -> ChatAnswer:
-    """Stream a completion from an address of the service's EndpointSlices, as the routing of a cluster does."""
-    url = _list_urls(store, name)[0]
-    secret = await client.get(SECRETS, f"{name}-token", "default")
-    token = b64decode(secret["data"]["token"]).decode()
-    print(f"\n{name}, {SERVICES[name]} at {url}\n  > {QUESTION}\n  < ", end="")
-    question = [ChatMessage("user", QUESTION)]
-    async with open_session(token=token) as session:
-        answer = await continue_chat(session, url, name, question, show=lambda text: print(text, end="", flush=True))
-    print(f"\n  {answer.describe()}")
-    return answer
-
-
 async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
     """Run the main job; return True if both services answered."""
     await cluster.start()
@@ -280,11 +271,17 @@ async def run_demo(cluster: DemoCluster, *, keep: bool) -> bool:
         await wait_until_ready(cluster, store)
         cluster.milestones.reach("engines")
         asked = time.monotonic()
-        answers = [await chat_with(client, store, name) for name in SERVICES]
+        key = await read_key(cluster.plane, client)
+        answers = [await chat_by_gateway(key, name, place) for name, place in SERVICES.items()]
         cluster.milestones.reach("first token", asked + answers[0].first_seconds)
-        print(f"\n{cluster.milestones}\n")
+        print(f"\n{cluster.milestones}")
+        await print_endpoint({**os.environ, **cluster.plane.environment})
         print("$ kubectl get mdl,isvc,mh,mp")
         print(await cluster.plane.kubectl("get", "mdl,isvc,mh,mp"))
+        print_event("the gateway: a host dies in the middle of answers")
+        assert cluster.host
+        waiting = partial(wait_until, cluster, store)
+        await show_lost_host(cluster.plane, store, key, cluster.host, wait_until=waiting, print_event=print_event)
         print_event("placement by speed: a node with another accelerator joins")
         await cluster.add_faster_node()
         await show_placement(cluster.plane, store, partial(wait_until, cluster, store))
@@ -312,12 +309,14 @@ async def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--larger", type=Path, required=True)
+    parser.add_argument("--endless", type=Path, required=True)
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args()
     # Hide warnings: the watches retry until the kinds are installed.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     # /tmp belongs to the sandbox and is deleted with it.
-    cluster = DemoCluster(ensure_binaries(), Path(tempfile.mkdtemp(prefix="pomona-")), options.weights, options.larger)
+    folder = Path(tempfile.mkdtemp(prefix="pomona-"))
+    cluster = DemoCluster(ensure_binaries(), folder, options.weights, options.larger, options.endless)
     try:
         return 0 if await run_demo(cluster, keep=options.keep) else 1
     except (AskError, PlaneError, TimeoutError) as error:

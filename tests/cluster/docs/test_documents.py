@@ -45,7 +45,12 @@ async def test_manifests_of_a_document_are_accepted(plane: ControlPlane, tmp_pat
 
 async def test_examples_of_the_demo_are_accepted(plane: ControlPlane) -> None:
     said = await plane.kubectl("apply", "--dry-run=server", f"--filename={CHECKOUT / 'examples'}")
-    assert len(said.splitlines()) == 3
+    assert len(said.splitlines()) == 4
+
+
+async def test_examples_of_the_gateway_are_accepted(plane: ControlPlane) -> None:
+    said = await plane.kubectl("apply", "--dry-run=server", f"--filename={CHECKOUT / 'examples' / 'gateway'}")
+    assert len(said.splitlines()) == 2
 
 
 async def test_examples_of_vendors_are_accepted(plane: ControlPlane) -> None:

@@ -263,6 +263,8 @@ def test_key_is_read_by_a_command_and_printed_only_on_request(api: Api, tmp_path
 def test_only_services_that_the_key_opens_are_named(api: Api, tmp_path: Path) -> None:
     put_key(api, services=["large", "other/*"])
     assert 'model = "large"' in run(api, tmp_path, "--key", "ci", "--for", "codex").stdout
+    del api[f"{CUSTOM}/gatewaykeys/ci"]["spec"]  # as the API server has it if nothing is stated
+    assert 'model = "small"' in run(api, tmp_path, "--key", "ci", "--for", "codex").stdout
     put_key(api, services=["embed"])
     result = run(api, tmp_path, "--key", "ci", "--for", "codex")
     assert "the key opens no service for chats in this namespace: MODEL stands for one" in result.stderr
