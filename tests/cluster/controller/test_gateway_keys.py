@@ -96,7 +96,7 @@ async def test_key_is_made_and_recognised_by_its_digest(keys: KeyNamespace) -> N
     await keys.make()
     status = await keys.reaches("Valid")
     secret = await keys.secret()
-    assert (secret["type"], len(await keys.text())) == ("Opaque", 50)
+    assert (secret["type"], len(await keys.text())) == ("Opaque", 59)
     assert status["digest"] == digest_key(await keys.text())
     assert [owner["kind"] for owner in secret["metadata"]["ownerReferences"]] == ["GatewayKey"]
     await keys.client.delete(GATEWAY_KEYS, "app", keys.namespace)

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import sys
 import time
 from base64 import b64decode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ import pytest
 import pytest_asyncio
 
 from crds.meta import API_VERSION
+from gateway.cluster.affinity import find_affinity
+from gateway.cluster.endpoint_choice import EndpointGroup, GatewayEndpoint, order_endpoints
+from gateway.http.headers import Headers
 from kube.client import Obj
 from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
 from tests.cluster.conftest import StartMetalHost
@@ -122,31 +126,43 @@ async def test_replica_that_dies_is_passed_over_and_its_stream_ends_by_an_error(
     key = await gateway.make_key("ci")
     await cluster.ready("chat")
     client = await gateway.openai(key)
-    processes = {process.spec.host_name for process in await cluster.processes()}
-    assert processes == {"studio-1", "studio-2"}
+    sessions = find_sessions(await cluster.urls("chat"), f"{cluster.namespace}/chat", cluster.namespace)
+    begun = asyncio.Semaphore(0)
 
-    async def read_stream() -> int:
-        """Read a stream of a conversation of its own to its end; return how many pieces of text came."""
-        count = 0
+    async def read_stream(session: str) -> None:
+        """Read a stream of a session to its end."""
         stream = await client.chat.completions.create(
-            model="chat", messages=QUESTION, max_tokens=10_000, stream=True, user=str(id(object()))
+            model="chat", messages=QUESTION, max_tokens=10_000, stream=True, extra_headers={"session-id": session}
         )
         async for chunk in stream:
-            count += bool(chunk.choices and chunk.choices[0].delta.content)
-            if count == 3:
+            if chunk.choices and chunk.choices[0].delta.content:
                 begun.release()
-        return count
 
-    begun = asyncio.Semaphore(0)
-    streams = [asyncio.create_task(read_stream()) for _ in range(2)]
-    for _ in streams:
+    # One stream at each host, of which the first loses its network.
+    lost_url = next(url for url in sessions if url.startswith(f"http://{hosts[0].host.address}:"))
+    streams = {url: asyncio.create_task(read_stream(session)) for url, session in sessions.items()}
+    for _ in range(2 * len(streams)):
         await asyncio.wait_for(begun.acquire(), 60)
     await hosts[0].host.cut()
     for _ in range(5):
         answer = await client.chat.completions.create(model="chat", messages=QUESTION, max_tokens=2)
         assert answer.choices[0].message.content
-    outcomes = await asyncio.gather(*streams, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)] == [openai.APIError]
+    outcomes = dict(zip(streams, await asyncio.gather(*streams.values(), return_exceptions=True), strict=True))
+    assert {url: type(outcome) for url, outcome in outcomes.items() if outcome} == {lost_url: openai.APIError}
+
+
+def find_sessions(urls: Sequence[str], service: str, namespace: str) -> dict[str, str]:
+    """Return a session for each endpoint of a service whose requests go to it first."""
+    group = EndpointGroup([GatewayEndpoint(f"{service} {url}") for url in urls])
+    sessions = {}
+    for number in itertools.count():
+        session = str(number)
+        affinity = find_affinity(Headers([(b"session-id", session.encode())]), "chat", {}, namespace)
+        assert affinity is not None
+        sessions[order_endpoints(group, affinity)[0].uid.partition(" ")[2]] = session
+        if len(sessions) == len(urls):
+            break
+    return sessions
 
 
 async def test_key_opens_only_its_services_and_a_wrong_one_none(gateway: Gateway, cluster: Cluster) -> None:

@@ -43,8 +43,9 @@ def shard(name: str = SHARD, namespace: str = CONTROLLER_NAMESPACE, **changes: A
 
 
 @pytest.fixture
-async def stored_shard(client: Client) -> AsyncIterator[None]:
-    """A shard, as long as a test runs."""
+async def stored_shard(client: Client, plane: ControlPlane) -> AsyncIterator[None]:
+    """A shard, as long as a test runs; a controller of another test may have left one."""
+    await plane.request("DELETE", SECRETS.path(CONTROLLER_NAMESPACE, SHARD), accept={404})
     await client.create(*shard())
     yield
     await client.delete(SECRETS, SHARD, CONTROLLER_NAMESPACE)
