@@ -44,7 +44,7 @@ def command(*, target: ClusterOptions, is_everywhere: bool, output_format: str) 
 
 def describe_end(key: Obj, now: datetime) -> str:
     """Return when a key ends: `never`, `in 3d` or `over`."""
-    end = read_expiry_seconds(msgspec.convert({"expiresAt": key["spec"].get("expiresAt")}, GatewayKeySpec))
+    end = read_expiry_seconds(msgspec.convert({"expiresAt": key.get("spec", {}).get("expiresAt")}, GatewayKeySpec))
     left_seconds = end - now.timestamp()
     if end == math.inf:
         return "never"
@@ -52,14 +52,14 @@ def describe_end(key: Obj, now: datetime) -> str:
 
 
 def _limit_column(title: str, field: str) -> TableColumn:
-    return TableColumn(title, lambda it: str(it["spec"].get(field, "")), is_wide=True)
+    return TableColumn(title, lambda it: str(it.get("spec", {}).get(field, "")), is_wide=True)
 
 
 COLUMNS = [
     TableColumn("NAME", lambda it: str(it["metadata"]["name"]), is_name=True),
     TableColumn("READY", lambda it: str(find_condition(it, "Ready").get("status", "Unknown"))),
     TableColumn("REASON", lambda it: str(find_condition(it, "Ready").get("reason", ""))),
-    TableColumn("SERVICES", lambda it: ",".join(it["spec"].get("services") or ["all"])),
+    TableColumn("SERVICES", lambda it: ",".join(it.get("spec", {}).get("services") or ["all"])),
     TableColumn("EXPIRES", lambda it: describe_end(it, datetime.now(UTC))),
     _limit_column("REQUESTS/MIN", "requestsPerMinute"),
     _limit_column("TOKENS/MIN", "tokensPerMinute"),

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from cli.key.key_time import parse_key_time, parse_overlap
-from cli.key.list import describe_end
+from cli.key.list import COLUMNS, describe_end
 from kube.time import rfc3339
 from tests.support.api_objects import NOW
 
@@ -34,3 +34,9 @@ def test_end_of_a_key_is_told_in_words(days: float | None, words: str) -> None:
 
 def test_key_whose_end_cannot_be_read_is_over() -> None:
     assert describe_end({"spec": {"expiresAt": "2026-11-21T12:00:60Z"}}, NOW) == "over"
+
+
+def test_key_without_a_spec_opens_all_and_never_ends() -> None:
+    key = {"metadata": {"name": "demo"}}  # as the API server has it if nothing is stated
+    cells = {column.title: column.read(key) for column in COLUMNS}
+    assert (cells["SERVICES"], cells["EXPIRES"], cells["CONCURRENT"]) == ("all", "never", "")
