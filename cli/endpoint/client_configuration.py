@@ -149,7 +149,7 @@ def _render_curl(facts: EndpointFacts) -> str:
     question = {"model": facts.model, "messages": [{"role": "user", "content": "Hello"}]}
     url = shlex.quote(f"{facts.openai_url}/chat/completions")
     return f"""\
-printf 'Authorization: Bearer %s' "${KEY_VARIABLE}" | curl {url} -H @- -d {shlex.quote(json.dumps(question))}
+printf 'Authorization: Bearer %s' "${KEY_VARIABLE}" | curl -sS {url} -H @- -d {shlex.quote(json.dumps(question))}
 """
 
 

@@ -162,7 +162,7 @@ def render_overview(address: GatewayAddress, facts: EndpointFacts, names: Sequen
         "reached by": address.forwarding or address.origin,
         "in pods": address.service_url,
         "key": f"{KEY_VARIABLE}={facts.key}" if key_name else _render_key_creation(),
-        "models": ", ".join(names) or "none in this namespace",
+        "services": ", ".join(names) or "none in this namespace",
         "next": f"{program_name()} endpoint --key {key_name or 'NAME'} --for CLIENT",
     }
     return "\n".join(f"{title:<17}{text}" for title, text in rows.items() if text)

@@ -18,6 +18,7 @@ This shell is in the demo's namespaces. Use kubectl, helm, pomona and curl here,
 
   kubectl get isvc,endpointslices
   pomona chat tiny-host
+  pomona endpoint --key demo --url http://pomona-gateway.pomona-system.svc --for curl | sh
   TOKEN=$(kubectl get secret tiny-pod-token -o jsonpath='{{.data.token}}' | base64 -d)
   curl http://tiny-pod.default.svc:8080/v1/models -H "Authorization: Bearer $TOKEN"
 
