@@ -56,6 +56,8 @@ async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: S
             await up.says(f"{name}: Ready")
         assert await ask(url, "first") == (200, "First speaks.")
         assert await ask(url, "second") == (200, "Second speaks.")
+        # As a program asks that was written for Docker Model Runner.
+        assert await ask(f"{url}/engines/llama.cpp", "first") == (200, "First speaks.")
         status, said = await ask(url, "third")
         assert status == 404
         assert "third" in said
