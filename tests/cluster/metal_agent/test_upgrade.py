@@ -1,5 +1,6 @@
 """The agent of the previous version is replaced by the new one: its processes, Lease and state are taken over."""
 
+import contextlib
 import json
 import os
 import signal
@@ -170,7 +171,9 @@ async def seen(update: Update) -> Seen:
 
 async def ask_again_and_again(http: aiohttp.ClientSession, url: str) -> None:
     while True:
-        assert await answers(http, url)
+        # A server may close an idle connection while the client takes it up again: nothing was sent then.
+        with contextlib.suppress(aiohttp.ClientConnectionResetError):
+            assert await answers(http, url)
 
 
 async def restarted(bound_process: BoundProcess, restarts: int) -> None:
