@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import pytest
 
 from cli.endpoint.client_configuration import EndpointFacts, render_configuration
-from gateway.proxy import errors, inference_request
+from gateway.proxy import errors, keep_alive
 from tests.agents.conftest import CONTEXT_LENGTH, AgentsGateway
 from tests.agents.programs import find_program
 from tests.support.faulty_relay import Fault
@@ -166,7 +166,7 @@ async def test_comments_before_the_first_token_do_not_disturb_an_agent(
     served: AgentsGateway, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FIRST_COMMENT_SECONDS", "COMMENT_SECONDS"):
-        monkeypatch.setattr(inference_request, name, 0.1)
+        monkeypatch.setattr(keep_alive, name, 0.1)
     served.relay.faults = [Fault(delay_seconds=3)]
     outcome = await agent.ask(served.gateway.url)
     assert (outcome.code, outcome.output.strip()) == (0, SENTENCE), outcome

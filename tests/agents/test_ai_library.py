@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.proxy import inference_request
+from gateway.proxy import keep_alive
 from tests.agents.conftest import AgentsGateway
 from tests.agents.programs import ensure_agents
 from tests.agents.test_agents import CUT, RETRY, RETRY_SECONDS, run
@@ -69,6 +69,6 @@ async def test_comments_before_the_first_token_do_not_disturb_it(
     served: AgentsGateway, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FIRST_COMMENT_SECONDS", "COMMENT_SECONDS"):
-        monkeypatch.setattr(inference_request, name, 0.1)
+        monkeypatch.setattr(keep_alive, name, 0.1)
     served.relay.faults = [Fault(delay_seconds=2)]
     assert (await ask(served, home, "stream"))["text"] == SENTENCE
