@@ -55,7 +55,7 @@ class UsageTable:
             del self._usages[labels]
 
     def list_usages(self) -> list[KeyUsage]:
-        """Return all usages, which can be encoded as JSON."""
+        """Return all usages, in the order of their first requests."""
         return list(self._usages.values())
 
     def render_metrics(self) -> bytes:
