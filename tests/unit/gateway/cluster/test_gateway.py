@@ -401,6 +401,19 @@ async def test_limits_of_a_key_refuse_with_the_way_out(gateway: RunningGateway, 
             assert "x-ratelimit-limit-requests" not in response.headers
 
 
+async def test_nothing_but_the_key_says_who_asks(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async with fake_engine(NamedEngine("one")) as backend:
+        gateway.cluster.put_key(requestsPerMinute=1)
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        async with ask(http, gateway) as response:
+            assert response.status == 200
+        another = {"user": "b", "safety_identifier": "b", "metadata": {"user_id": "b"}, "service_tier": "priority"}
+        headers = AUTHORIZED | {"user": "b", "X-User-Id": "b", "X-Forwarded-For": "10.9.9.9", "X-Pomona-Service": "b"}
+        body = another | {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+        async with http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers) as response:
+            assert (response.status, error_code(await response.json())) == (429, "rate_limit_exceeded")
+
+
 async def test_quota_of_a_namespace_holds_over_all_its_keys(
     gateway: RunningGateway, http: aiohttp.ClientSession
 ) -> None:
