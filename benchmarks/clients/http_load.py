@@ -4,10 +4,11 @@ They look for the end of a response and parse nothing else, so that one core of 
 """
 
 import asyncio
+import itertools
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
 TOKEN: Final = "benchmark"  # noqa: S105 - of a service that lives for a minute
@@ -75,18 +76,19 @@ class _Client(asyncio.Protocol):
         return response
 
 
-class ShortRequests(_Client):
-    """Short requests, each sent as soon as the last is answered."""
+class RepeatedRequests(_Client):
+    """Requests with short answers, each sent as soon as the last is answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Iterator[bytes]) -> None:
         super().__init__()
         self.answered = 0
+        self._requests = requests
         self._stopping = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the first request."""
         super().connection_made(transport)
-        self.transport.write(SHORT_REQUEST)
+        self.transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
         """Send the next request after a response."""
@@ -94,7 +96,7 @@ class ShortRequests(_Client):
             return
         self.answered += 1
         if not self._stopping:
-            self.transport.write(SHORT_REQUEST)
+            self.transport.write(next(self._requests))
         elif not self.done.done():
             self.done.set_result(None)
 
@@ -130,17 +132,23 @@ class TokenStream(_Client):
             self.done.set_result(None)
 
 
-async def open_stream(port: int, on_token: Callable[[int, int], None]) -> TokenStream:
-    """Connect a client for streams."""
+async def open_stream(port: int, on_token: Callable[[int, int], None], address: str = "127.0.0.1") -> TokenStream:
+    """Connect a client for streams from an address of this machine."""
     loop = asyncio.get_running_loop()
-    _, stream = await loop.create_connection(lambda: TokenStream(on_token), "127.0.0.1", port)
+    _, stream = await loop.create_connection(lambda: TokenStream(on_token), "127.0.0.1", port, local_addr=(address, 0))
     return stream
 
 
-async def send_short_requests(port: int, connections: int, seconds: float) -> int:
-    """Send short requests on many connections for `seconds` and return the number of responses."""
+async def send_short_requests(
+    port: int, connections: int, seconds: float, requests: Sequence[bytes] = (SHORT_REQUEST,)
+) -> int:
+    """Send requests on many connections for `seconds`, one after the other, and return the number of responses."""
     loop = asyncio.get_running_loop()
-    clients = [(await loop.create_connection(ShortRequests, "127.0.0.1", port))[1] for _ in range(connections)]
+    turns = itertools.cycle(requests)
+    clients = [
+        (await loop.create_connection(lambda: RepeatedRequests(turns), "127.0.0.1", port))[1]
+        for _ in range(connections)
+    ]
     await asyncio.sleep(seconds)
     await asyncio.gather(*(client.stop() for client in clients))
     return sum(client.answered for client in clients)

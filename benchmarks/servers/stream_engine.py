@@ -1,8 +1,9 @@
 """A stand-in of an engine that costs next to nothing: it streams events at a set pace, each with its time of sending.
 
 Its responses have the form and size of llama.cpp's, and name the model that was asked for. It is written on bare uvloop
-and httptools, so that its own work is not measured. `python -m benchmarks.servers.stream_engine` prints its port, and
-ends when its standard input does.
+and httptools, so that its own work is not measured. To a GET, as routers send it to ask for the health or for the
+models, it answers with the list of its models. `python -m benchmarks.servers.stream_engine [ADDRESS]` prints its port,
+and ends when its standard input does.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ _SHORT: Final = (
     b'"created":1795000000,"id":"chatcmpl-0123456789abcdefghijklmnopqrstuv","model":"%s",'
     b'"object":"chat.completion","usage":{"completion_tokens":3,"prompt_tokens":9,"total_tokens":12}}'
 )
+_MODELS: Final = b'{"object":"list","data":[{"id":"tiny","object":"model","created":1795000000,"owned_by":"engine"}]}'
 
 
 class _Question(msgspec.Struct):
@@ -74,6 +76,9 @@ class _Connection(asyncio.Protocol):
             self._body.append(body)
 
     def on_message_complete(self) -> None:
+        if self._parser.get_method() == b"GET":
+            self._transport.write(_SHORT_HEAD % len(_MODELS) + _MODELS)
+            return
         small = self._size_bytes <= _LARGEST_DECODED_BYTES
         question = _question.decode(b"".join(self._body)) if small else _Question()
         self._body.clear()
@@ -101,11 +106,11 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", 0, backlog=2048)
+async def _serve(address: str) -> None:
+    server = await asyncio.get_running_loop().create_server(_Connection, address, 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve())
+    uvloop.run(_serve(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1"))

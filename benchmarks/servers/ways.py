@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -79,9 +79,9 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def run_server(module: str, *arguments: str) -> Iterator[Server]:
-    """Run one of `benchmarks.servers` until the context ends."""
-    command = [sys.executable, "-m", f"benchmarks.servers.{module}", *arguments]
+def run_server(module: str, *arguments: str, prefix: Sequence[str] = ()) -> Iterator[Server]:
+    """Run one of `benchmarks.servers` until the context ends; `prefix` begins its command."""
+    command = [*prefix, sys.executable, "-m", f"benchmarks.servers.{module}", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdin  # noqa: S101, PT018 - both are pipes
         try:
