@@ -92,12 +92,26 @@ def list_served(services: Mapping[str, Service]) -> list[str]:
     return sorted(name for name, service in services.items() if service.has_backend)
 
 
-class SingleServiceRouter:
+class _UnlimitedRouter:
+    """The part of a router whose clients have no keys of their own: no limits, and a token that is not revoked."""
+
+    counts_tokens = False
+    namespace = key = ""
+
+    def admit(self, request: "InferenceRequest", service: Service) -> None:
+        """Admit each request: only a gateway has limits."""
+
+    def remember(self, request: "InferenceRequest") -> None:
+        """Do nothing: a token admits until its listener ends."""
+
+    def forget(self, request: "InferenceRequest") -> None:
+        """Do nothing."""
+
+
+class SingleServiceRouter(_UnlimitedRouter):
     """The port of one service: whatever model a request names, that service answers."""
 
     keeps_open = False
-    counts_tokens = False
-    namespace = key = ""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -105,7 +119,7 @@ class SingleServiceRouter:
     @property
     def name(self) -> str:
         """The name in errors and log."""
-        return f"service {self._service.config.name}"
+        return self._service.title
 
     @property
     def is_serving(self) -> bool:
@@ -130,23 +144,12 @@ class SingleServiceRouter:
         del model
         return self._service
 
-    def admit(self, request: "InferenceRequest", service: Service) -> None:
-        """Admit each request: only a gateway has limits."""
 
-    def remember(self, request: "InferenceRequest") -> None:
-        """Do nothing: a token admits until its listener ends."""
-
-    def forget(self, request: "InferenceRequest") -> None:
-        """Do nothing."""
-
-
-class ModelRouter:
+class ModelRouter(_UnlimitedRouter):
     """The port of all services: the model that a request names decides."""
 
     name = "the router"
     keeps_open = True
-    counts_tokens = False
-    namespace = key = ""
 
     def __init__(self) -> None:
         self._tokens: tuple[str, ...] | None = None
@@ -195,12 +198,3 @@ class ModelRouter:
         if service is None:
             raise errors.model_not_found(model, list_served(self._by_model))
         return service
-
-    def admit(self, request: "InferenceRequest", service: Service) -> None:
-        """Admit each request: only a gateway has limits."""
-
-    def remember(self, request: "InferenceRequest") -> None:
-        """Do nothing: a token admits until its listener ends."""
-
-    def forget(self, request: "InferenceRequest") -> None:
-        """Do nothing."""
