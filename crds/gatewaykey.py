@@ -32,7 +32,12 @@ _ServicePattern = Annotated[
     ),
 ]
 """NAME or NAMESPACE/NAME, with two stars in each at most."""
-Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+_Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+RequestsPerMinute = Annotated[_Limit | None, "The most requests in a minute. Default: no limit."]
+TokensPerMinute = Annotated[
+    _Limit | None, "The most tokens of prompts and answers together in a minute. Default: no limit."
+]
+ConcurrentRequests = Annotated[_Limit | None, "The most requests at once. Default: no limit."]
 
 
 class GatewayKeySpec(ApiStruct, frozen=True):
@@ -56,11 +61,9 @@ class GatewayKeySpec(ApiStruct, frozen=True):
         "Time for which a key that was replaced stays valid, so that clients can change over. A smaller value also "
         "shortens the time of keys that were replaced already; 0 ends them at once.",
     ] = _DAY_SECONDS
-    requests_per_minute: Annotated[Limit | None, "The most requests in a minute. Default: no limit."] = None
-    tokens_per_minute: Annotated[
-        Limit | None, "The most tokens of prompts and answers together in a minute. Default: no limit."
-    ] = None
-    concurrent_requests: Annotated[Limit | None, "The most requests at once. Default: no limit."] = None
+    requests_per_minute: RequestsPerMinute = None
+    tokens_per_minute: TokensPerMinute = None
+    concurrent_requests: ConcurrentRequests = None
 
 
 class PreviousKey(ApiStruct, frozen=True):

@@ -2,18 +2,16 @@
 
 from typing import Annotated
 
-from crds.gatewaykey import Limit
+from crds.gatewaykey import ConcurrentRequests, RequestsPerMinute, TokensPerMinute
 from crds.meta import ApiObject, ApiStruct, rule
 
 
 class GatewayQuotaSpec(ApiStruct, frozen=True):
     """The limits of all GatewayKeys of a namespace together."""
 
-    requests_per_minute: Annotated[Limit | None, "The most requests in a minute. Default: no limit."] = None
-    tokens_per_minute: Annotated[
-        Limit | None, "The most tokens of prompts and answers together in a minute. Default: no limit."
-    ] = None
-    concurrent_requests: Annotated[Limit | None, "The most requests at once. Default: no limit."] = None
+    requests_per_minute: RequestsPerMinute = None
+    tokens_per_minute: TokensPerMinute = None
+    concurrent_requests: ConcurrentRequests = None
 
 
 class GatewayQuota(ApiObject, frozen=True, kw_only=True):

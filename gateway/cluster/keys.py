@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from crds.gatewaykey import digest_key, may_use, read_expiry_seconds
+from crds.gatewaykey import GatewayKeySpec, digest_key, may_use, read_expiry_seconds
+from crds.gatewayquota import GatewayQuotaSpec
 from crds.modelroute import may_lead, split_service
 from gateway.cluster.admission import Admissions, KeyAdmission
 from gateway.cluster.catalog import Catalog
@@ -73,8 +74,7 @@ class ClientKey:
         """Take the GatewayKey as it is now, and the ceiling of its namespace; None: there is none."""
         self.watched = watched
         self._revision = -1
-        spec = watched.spec
-        limits = RateLimits(spec.requests_per_minute, spec.tokens_per_minute, spec.concurrent_requests)
+        limits = read_limits(watched.spec)
         own: tuple[LimitScope, ...] = ()
         if any(limits):
             own = (self._admissions.limiter.find_scope(watched.metadata.uid, f"{self.name}: spec", limits),)
@@ -309,9 +309,7 @@ class KeyTable:
         if quota is None:
             self._ceilings.pop(namespace, None)
         else:
-            spec = quota.spec
-            limits = RateLimits(spec.requests_per_minute, spec.tokens_per_minute, spec.concurrent_requests)
-            path = f"GatewayQuota {namespace}: spec"
+            path, limits = f"GatewayQuota {namespace}: spec", read_limits(quota.spec)
             self._ceilings[namespace] = self._admissions.limiter.find_scope(quota.metadata.uid, path, limits)
         for key in self.keys.values():
             if key.namespace == namespace:
@@ -349,6 +347,11 @@ def list_valid_digests(key: WatchedKey, now: float) -> dict[str, float]:
     ends = {former.digest: datetime.fromisoformat(former.valid_until).timestamp() for former in key.status.previous}
     ends[key.status.digest] = math.inf
     return {digest: min(end, expires_at) for digest, end in ends.items() if min(end, expires_at) > now}
+
+
+def read_limits(spec: GatewayKeySpec | GatewayQuotaSpec) -> RateLimits:
+    """Return the limits that a key, or the quota of a namespace, states."""
+    return RateLimits(spec.requests_per_minute, spec.tokens_per_minute, spec.concurrent_requests)
 
 
 def _order_by_age(credential: Credential) -> tuple[str, str]:
