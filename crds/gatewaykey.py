@@ -4,11 +4,12 @@ The controller makes the key and keeps it in Secret NAME-key; the status has its
 it. `may_use` is the one place that decides whether a key opens a service: controller and gateway both call it.
 """
 
+import base64
 import hashlib
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -114,6 +115,11 @@ NAME_RULE: Final = rule(
 def key_secret_name(name: str) -> str:
     """Return the name of the Secret with the key of a GatewayKey."""
     return f"{name}-key"
+
+
+def read_key(secret: Mapping[str, Any]) -> bytes:
+    """Return the key in a Secret without the blanks around it, as a file ends with a line feed; empty: it has none."""
+    return base64.b64decode((secret.get("data") or {}).get(KEY_ENTRY) or "").strip()
 
 
 def digest_key(key: str) -> str:

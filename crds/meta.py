@@ -158,8 +158,10 @@ def host_secret_key(namespace: str, secret: str) -> str:
     return f"{namespace}_{secret}_token"
 
 
+GATEWAY_NAME: Final = "pomona-gateway"
+"""Name that the chart gives to all objects of the gateway, such as its Service, in `CONTROLLER_NAMESPACE`."""
 _SHARDS: Final = 8
-GATEWAY_SHARDS: Final = tuple(f"pomona-gateway-{number}" for number in range(_SHARDS))
+GATEWAY_SHARDS: Final = tuple(f"{GATEWAY_NAME}-{number}" for number in range(_SHARDS))
 """The Secrets of `CONTROLLER_NAMESPACE` with copies of all services' tokens, which the gateway reads.
 
 They are several, as all tokens of a large cluster do not fit into one, and each change of one is sent as a whole.

@@ -1,7 +1,6 @@
 """`pomona endpoint`: print where the gateway is, and a ready configuration for a client of it."""
 
 import shlex
-from base64 import b64decode
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -21,7 +20,7 @@ from cli.endpoint.client_configuration import (
 from cli.endpoint.gateway_address import GatewayAddress, find_gateway_address
 from cli.lazy import program_name
 from cli.output import escape_controls, print_note
-from crds.gatewaykey import KEY_ENTRY, key_secret_name, may_use
+from crds.gatewaykey import KEY_ENTRY, key_secret_name, may_use, read_key
 from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, SECRETS
 
 _PLACEHOLDER: Final = "MODEL"
@@ -120,7 +119,7 @@ def _check_key(gateway_key: Obj) -> None:
 async def _read_key(cluster: Cluster, name: str) -> str:
     """Return the key of a GatewayKey, quoted for the shell. Raises click.ClickException: no client can send it."""
     secret = await cluster.client.get(SECRETS, key_secret_name(name), cluster.namespace)
-    key = b64decode((secret.get("data") or {}).get(KEY_ENTRY) or "").decode(errors="replace").strip()
+    key = read_key(secret).decode(errors="replace")
     if not (key.isascii() and key.isprintable()):
         raise click.ClickException(f"Secret {cluster.namespace}/{key_secret_name(name)} has a key that cannot be sent")
     return shlex.quote(key)

@@ -9,14 +9,13 @@ from cli.api_objects import Obj
 from cli.cluster_access import Cluster
 from cli.cluster_errors import is_unknown_kind
 from cli.cluster_options import ClusterOptions
-from crds.meta import CONTROLLER_NAMESPACE
+from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_NAME
 from kube.errors import Forbidden, NotFound
 from kube.resources import GATEWAYS, HTTP_ROUTES, INGRESSES, SERVICES, Resource
 
 if TYPE_CHECKING:
     from kube.client import Client
 
-GATEWAY_NAME: Final = "pomona-gateway"
 LOCAL_PORT: Final = 8080
 """The port of this machine in the command that forwards it."""
 _HTTPS: Final = "https"

@@ -1,7 +1,6 @@
 """Wait until the controller has made a key, and print it: alone on standard output, what is said about it beside."""
 
 import asyncio
-import base64
 import contextlib
 import sys
 from typing import Final
@@ -13,7 +12,7 @@ from cli.cluster_access import INTERRUPTED_EXIT, Cluster, run_in_cluster, watch_
 from cli.cluster_options import ClusterOptions
 from cli.lazy import program_name
 from cli.output import print_note
-from crds.gatewaykey import KEY_ENTRY, digest_key, key_secret_name
+from crds.gatewaykey import digest_key, key_secret_name, read_key
 from kube.errors import NotFound
 from kube.resources import GATEWAY_KEYS, SECRETS
 
@@ -107,4 +106,4 @@ async def _read_key(cluster: Cluster, metadata: Obj) -> str:
         secret = await cluster.client.get(SECRETS, key_secret_name(metadata["name"]), metadata["namespace"])
     except NotFound:
         return ""
-    return base64.b64decode((secret.get("data") or {}).get(KEY_ENTRY) or "").decode(errors="replace").strip()
+    return read_key(secret).decode(errors="replace")

@@ -7,7 +7,7 @@ would count, and go, as theirs. So a digest belongs to the GatewayKey that had i
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -24,7 +24,7 @@ from controller.gateway.key_secret import (
     replace_key,
 )
 from controller.reconcile.conditions import condition, transitions
-from controller.reconcile.indexes import DIGEST_INDEX, NAMESPACE_INDEX, controller_of, list_digests
+from controller.reconcile.indexes import DIGEST_INDEX, NAMESPACE_INDEX, controller_of, list_admitted, list_digests
 from controller.reconcile.plan import Event, Patch, Plan, Reconciler, Snapshot
 from controller.reconcile.triggers import Trigger
 from controller.services.tokens import find_due_time
@@ -176,12 +176,6 @@ def key_reconciler(secrets: KeySecrets, *, has_gateway: bool) -> Reconciler:
         written=secrets.remember,
         restart=secrets.restart,
     )
-
-
-def list_admitted(service: Obj) -> Sequence[str]:
-    """Return the namespaces that a service admits beside its own."""
-    admitted: Sequence[str] = (service["spec"].get("access") or {}).get("namespaces") or ()
-    return admitted
 
 
 def read_access(service: Obj) -> object:

@@ -23,6 +23,7 @@ from crds.gatewaykey import (
     PreviousKey,
     digest_key,
     key_secret_name,
+    read_key,
 )
 from crds.meta import KEY_ROTATION, ROTATE_KEY, digest_request
 from kube.client import Obj
@@ -65,9 +66,9 @@ def is_left_behind(secret: Obj, key: GatewayKey) -> bool:
 def read_digest(secret: Obj) -> str:
     """Return the digest of the key in a Secret; empty if it has none that is long enough, and that a client can send.
 
-    Blanks around the key do not count: a file ends with a line feed. A key that was made for another namespace is none.
+    A key that was made for another namespace is none.
     """
-    key = base64.b64decode((secret.get("data") or {}).get(KEY_ENTRY) or "").strip()
+    key = read_key(secret)
     if not _KEY.fullmatch(key):
         return ""
     made = _MADE_KEY.fullmatch(key.decode())

@@ -8,9 +8,9 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from controller.gateway.key_reconciler import MOST_COMPARISONS, list_admitted, read_access
+from controller.gateway.key_reconciler import MOST_COMPARISONS, read_access
 from controller.reconcile.conditions import condition, transitions
-from controller.reconcile.indexes import NAMESPACE_INDEX, SERVICE_INDEX
+from controller.reconcile.indexes import NAMESPACE_INDEX, SERVICE_INDEX, list_admitted
 from controller.reconcile.plan import Plan, Reconciler, Snapshot
 from controller.reconcile.triggers import Trigger
 from crds.modelroute import ModelRoute, ModelRouteSpec, may_lead, split_service

@@ -4,7 +4,7 @@ Each index is declared here, once, and is kept for its whole resource. A test co
 `discard_from_index` is for what a class indexes by itself, such as the services that were measured with an engine.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from crds.meta import (
@@ -260,10 +260,15 @@ def stated_addresses(host: Obj) -> list[str]:
     return [address] if address else []
 
 
+def list_admitted(service: Obj) -> Sequence[str]:
+    """Return the namespaces that a service admits beside its own."""
+    admitted: Sequence[str] = (service["spec"].get("access") or {}).get("namespaces") or ()
+    return admitted
+
+
 def _list_namespaces(service: Obj) -> set[str]:
     """Return the namespaces whose keys may use a service: its own, and those that it admits."""
-    admitted = (service["spec"].get("access") or {}).get("namespaces") or ()
-    return {service["metadata"]["namespace"], *admitted}
+    return {service["metadata"]["namespace"], *list_admitted(service)}
 
 
 def _list_services_of_route(route: Obj) -> set[str]:

@@ -117,9 +117,7 @@ def build_backends(service: str, slices: Sequence[WatchedSlice], tokens: Service
         if endpoint_slice.address_type != _NAMES  # which their owner may let point at anything
         for port in endpoint_slice.ports or ()
         if port.name == _PORT_NAME and port.port
-        for endpoint in endpoint_slice.endpoints or ()
-        if endpoint.is_ready
-        for address in endpoint.addresses
+        for address in endpoint_slice.list_ready_addresses()
     }
     return tuple(
         Backend(f"{service} {url}", url, api_key=tokens.current, previous_api_key=tokens.previous)

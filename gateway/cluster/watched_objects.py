@@ -11,7 +11,7 @@ import msgspec
 
 from crds.gatewaykey import GatewayKeySpec, GatewayKeyStatus
 from crds.gatewayquota import GatewayQuotaSpec
-from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, LABEL_SERVICE_NAME, OURS
+from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_NAME, GATEWAY_SHARDS, LABEL_SERVICE_NAME, OURS
 from gateway.event_log import log
 from kube.client import Obj, Read
 from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
@@ -108,6 +108,10 @@ class WatchedSlice(msgspec.Struct, frozen=True, rename="camel"):
     endpoints: tuple[SliceEndpoint, ...] | None = None
     ports: tuple[SlicePort, ...] | None = None
 
+    def list_ready_addresses(self) -> list[str]:
+        """Return the addresses of the endpoints that take requests."""
+        return [address for endpoint in self.endpoints or () if endpoint.is_ready for address in endpoint.addresses]
+
 
 class RouteTarget(msgspec.Struct, frozen=True):
     """A service that a ModelRoute names, with its weight or, of a fallback, the causes for which it stands in."""
@@ -187,7 +191,7 @@ SELECTIONS: Final[Sequence[Selection]] = (
 REPLICA_SELECTION: Final = Selection(
     ENDPOINT_SLICES,
     CONTROLLER_NAMESPACE,
-    label_selector=f"{LABEL_SERVICE_NAME}=pomona-gateway",
+    label_selector=f"{LABEL_SERVICE_NAME}={GATEWAY_NAME}",
     read=_decode_to(WatchedSlice),
 )
 """The slices of the gateway's own Service, which tell how many replicas of it live."""
