@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import EXISTING_FILE, LISTEN_ADDRESS, kubeconfig_option, vendors_option, verbose_option
+from cli.served_api import check_address_and_tls, report_failed_start, tls_options
 from cli.stop_signals import serve_until_stopped
 from devices.vendors import Vendors
-from kube.kubeconfig import CredentialsError
 
 if TYPE_CHECKING:
     from console.run import ConsoleOptions
@@ -40,12 +40,7 @@ def command() -> None:
     show_default=True,
     help="Address of /healthz, /readyz and /metrics, which ask for no token.",
 )
-@click.option(
-    "--tls-certificate",
-    type=EXISTING_FILE,
-    help="Certificate of the API, in PEM form. It is read again when it changes.",
-)
-@click.option("--tls-key", type=EXISTING_FILE, help="Key of the certificate.")
+@tls_options
 @click.option(
     "--prices",
     "prices_path",
@@ -81,24 +76,15 @@ def api(
     from cli import log  # noqa: PLC0415 - same
     from cli.density.reading import load_prices  # noqa: PLC0415 - same
     from console.run import ConsoleOptions  # noqa: PLC0415 - same
-    from gateway.proxy.config import Tls  # noqa: PLC0415 - same
 
-    # 1. Check the options. address is None after `--address off`.
-    if address is None:
-        raise click.UsageError("--address off would serve nothing")
-    if (tls_certificate is None) != (tls_key is None):
-        raise click.UsageError("--tls-certificate and --tls-key go together")
-    tls = Tls(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None
+    # 1. Check the options.
+    served_at, tls = check_address_and_tls(address, tls_certificate, tls_key)
 
     # 2. Serve until a signal.
     log.configure(verbose=verbose)
-    options = ConsoleOptions(address, metrics_address, vendors, load_prices(prices_path), tls)
-    try:
+    options = ConsoleOptions(served_at, metrics_address, vendors, load_prices(prices_path), tls)
+    with report_failed_start():
         uvloop.run(serve_until_stopped(_run(kubeconfig, options)))
-    except CredentialsError as error:
-        raise click.ClickException(str(error)) from error
-    except OSError as error:
-        raise click.ClickException(f"--address or --metrics-address cannot be served: {error}") from error
 
 
 async def _run(kubeconfig: Path | None, options: "ConsoleOptions") -> None:

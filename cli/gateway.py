@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import EXISTING_FILE, LISTEN_ADDRESS, PATH, kubeconfig_option, load_hosts_ca, verbose_option
-from kube.kubeconfig import CredentialsError
+from cli.served_api import check_address_and_tls, report_failed_start, tls_options
 
 if TYPE_CHECKING:
     from gateway.cluster.gateway_process import GatewayOptions
@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Address of /healthz, /readyz and /metrics, which ask for no key.",
 )
-@click.option(
-    "--tls-certificate",
-    type=EXISTING_FILE,
-    help="Certificate of the API, in PEM form. It is read again when it changes.",
-)
-@click.option("--tls-key", type=EXISTING_FILE, help="Key of the certificate.")
+@tls_options
 @click.option(
     "--hosts-ca",
     type=PATH,
@@ -80,28 +75,18 @@ def command(
     from cli import log  # noqa: PLC0415 - same
     from gateway.cluster.gateway_process import GatewayOptions  # noqa: PLC0415 - same
     from gateway.event_log import log_libraries  # noqa: PLC0415 - same
-    from gateway.proxy.config import Tls  # noqa: PLC0415 - same
 
-    # 1. Check the options. address is None after `--address off`.
-    if address is None:
-        raise click.UsageError("--address off would serve nothing")
-    if (tls_certificate is None) != (tls_key is None):
-        raise click.UsageError("--tls-certificate and --tls-key go together")
-    tls = Tls(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None
+    # 1. Check the options.
+    served_at, tls = check_address_and_tls(address, tls_certificate, tls_key)
     trust = load_hosts_ca(hosts_ca) if hosts_ca is not None else None
-
     redis_url = read_redis_url(redis_url_file) if redis_url_file is not None else None
 
     # 2. Serve until a signal.
     log.configure(verbose=verbose)
     log_libraries()
-    options = GatewayOptions(address, metrics_address, tls, trust, drain_seconds, redis_url)
-    try:
+    options = GatewayOptions(served_at, metrics_address, tls, trust, drain_seconds, redis_url)
+    with report_failed_start():
         uvloop.run(_run(kubeconfig, options))
-    except CredentialsError as error:
-        raise click.ClickException(str(error)) from error
-    except OSError as error:
-        raise click.ClickException(f"--address or --metrics-address cannot be served: {error}") from error
 
 
 def read_redis_url(path: Path) -> str:
