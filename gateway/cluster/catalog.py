@@ -4,6 +4,7 @@ A change of an object changes the one service that it concerns, so that ten thou
 of them moves. A service keeps its running requests and counts whatever changes; one that is gone refuses new ones.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -44,6 +45,8 @@ class Catalog:
         self.revision = 0
         """Another number after each change of which services and routes exist, and of who may use them."""
         self._store = store
+        self._outdated: set[ObjectKey] = set()
+        """Services whose endpoints, or token, have changed in this pass of the loop."""
         self._tokens: dict[ObjectKey, ServiceTokens] = {}
         store.add_index(ENDPOINT_SLICES, _BY_SERVICE, _list_services_of_slice)
         store.subscribe(self._take_change)
@@ -55,7 +58,7 @@ class Catalog:
                 self._tokens[key] = tokens[key]
             else:
                 self._tokens.pop(key, None)
-            self._update_endpoints(key)
+            self._outdate_endpoints(key)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Update the service that a change of the store concerns."""
@@ -66,7 +69,7 @@ class Catalog:
         elif resource == ENDPOINT_SLICES:
             for value in {value for obj in (old, new) if obj is not None for value in _list_services_of_slice(obj)}:
                 namespace, _, name = value.partition("/")
-                self._update_endpoints(ObjectKey(namespace, name))
+                self._outdate_endpoints(ObjectKey(namespace, name))
 
     def _update_service(self, key: ObjectKey, obj: Obj | None) -> None:
         """Add, update or remove a service. One that was deleted and made anew is another service."""
@@ -83,7 +86,7 @@ class Catalog:
         if service is None:
             self.services[key] = RoutedService(watched)
             self.revision += 1
-            self._update_endpoints(key)
+            self._outdate_endpoints(key)
         else:
             before, service.watched = service.watched, watched
             self.revision += before.spec.access != watched.spec.access
@@ -95,6 +98,21 @@ class Catalog:
         if watched is not None:
             self.routes[key] = watched
         self.revision += former is None or watched is None or former.spec != watched.spec
+
+    def _outdate_endpoints(self, key: ObjectKey) -> None:
+        """Update the endpoints of a service at the end of this pass of the loop.
+
+        A list brings all of its slices in one pass: to read them again with each one would take a second for a
+        thousand.
+        """
+        if not self._outdated:
+            asyncio.get_running_loop().call_soon(self._update_outdated)
+        self._outdated.add(key)
+
+    def _update_outdated(self) -> None:
+        outdated, self._outdated = self._outdated, set()
+        for key in outdated:
+            self._update_endpoints(key)
 
     def _update_endpoints(self, key: ObjectKey) -> None:
         """Give a service the ready endpoints of its slices; without its token, none can be asked."""
