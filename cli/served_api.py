@@ -1,4 +1,4 @@
-"""What the programs share that serve an API in front of a cluster: its address and certificate, and a failed start."""
+"""Options and errors of the programs that serve an API in front of a cluster: certificate, address, failed start."""
 
 import contextlib
 from collections.abc import Callable, Iterator
