@@ -164,7 +164,7 @@ async def measure_conversations() -> list[Figure]:
                 others = [number for number, replica in former.items() if replica != REPLICAS - 1]
                 kept = sum(replicas.visits[number][-1] == former[number] for number in others)
     turns = CONVERSATIONS * (TURNS - 1)
-    cached = [100 * each.cached_tokens / each.prompt_tokens for each in (spread, alone)]
+    cached = [100 * conversations.cached_tokens / conversations.prompt_tokens for conversations in (spread, alone)]
     title = f"{CONVERSATIONS} conversations, {REPLICAS} replicas"
     return [
         Figure(f"{title}: turns at the former one ({sizes})", 100 * stayed / turns, None, 95, "%", at_least=True),

@@ -8,11 +8,11 @@ import ipaddress
 import socket
 from typing import Final
 
-ANSWER_SECONDS: Final = 2.5
-"""A peer that acknowledges nothing for so long before its answer begins is given up: another one may answer. With a
-probe each second it bears that one of them is lost."""
-STREAM_SECONDS: Final = 10.0
-"""Within an answer it has longer: nobody can go on with that, and a network of radio may come back."""
+ANSWER_SECONDS: Final = 1.5
+"""A peer that acknowledges nothing for so long before its answer begins is given up, where another one may answer: the
+probe of the first second was lost, and the kernel looks again after the next one."""
+SILENCE_SECONDS: Final = 10.0
+"""Else it has longer: nobody else can answer, or go on with an answer, and a network of radio may come back."""
 GONE: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 """Errors of a connection whose peer does not answer the kernel."""
 

@@ -17,7 +17,7 @@ import httptools
 from gateway.event_log import log
 from gateway.http.headers import Field, Headers
 from gateway.http.limits import HEAD_BYTES, HEADER_COUNT, SEND_TOGETHER_BYTES
-from gateway.http.peer_probes import ANSWER_SECONDS, GONE, STREAM_SECONDS, limit_silence, probe_peer
+from gateway.http.peer_probes import GONE, SILENCE_SECONDS, limit_silence, probe_peer
 
 if TYPE_CHECKING:
     from gateway.http.upstream_pool import UpstreamPool
@@ -112,11 +112,20 @@ class UpstreamConnection(asyncio.Protocol):
         """
         return self._transport is not None and not self._readable_poll.poll(0)
 
-    def send(self, head: bytes, body: BodyPieces, receiver: ResponseReceiver, *, at_once: bool = False) -> None:
+    def send(
+        self,
+        head: bytes,
+        body: BodyPieces,
+        receiver: ResponseReceiver,
+        *,
+        at_once: bool = False,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
         """Send a request; `receiver` gets the response, or its failure if the connection is closed already.
 
         The pieces of the body must not change until they are sent. A short request waits for the end of the loop's
-        pass, unless it is to be sent `at_once`.
+        pass, unless it is to be sent `at_once`. An upstream on another machine that acknowledges nothing for
+        `silence_seconds` before its response begins is gone.
         """
         self._expect_response(receiver)
         if self._transport is None:
@@ -125,7 +134,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._probed:
             # The kernel also counts the time in which a peer has no room for more of a large body.
             is_large = sum(map(len, body)) > _LARGE_BYTES
-            limit_silence(self._probed, STREAM_SECONDS if is_large else ANSWER_SECONDS)
+            limit_silence(self._probed, SILENCE_SECONDS if is_large else silence_seconds)
         if len(body) == 1 and len(body[0]) <= SEND_TOGETHER_BYTES:
             # Copying a short body is faster than sending two buffers.
             self._pool.writes.write(self._transport, b"".join([head, *body]), at_once=at_once)
@@ -203,7 +212,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._close()  # no response is expected
             return
         if self._probed and not self._has_received:
-            limit_silence(self._probed, STREAM_SECONDS)
+            limit_silence(self._probed, SILENCE_SECONDS)
         self._has_received = True
         if self._in_head:
             self._head_bytes += len(data)

@@ -330,7 +330,7 @@ class InferenceRequest:
         service, attempts = self._service, self.attempts
         if service is None or self.body is NO_BODY or not (cause := attempts.find_cause(error)):
             return False
-        if attempts.may_move(cause) and service.may_try_elsewhere() and self._move(backend, service):
+        if attempts.may_move(cause) and service.may_try_elsewhere(backend) and self._move(backend, service):
             attempts.note_move()
             self.error = ""
             return True

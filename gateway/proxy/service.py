@@ -164,8 +164,9 @@ class Service:
     def note_reached(self, backend: Backend) -> None:
         """Note that a backend has begun to answer."""
 
-    def may_try_elsewhere(self) -> bool:
+    def may_try_elsewhere(self, backend: Backend) -> bool:
         """Decide whether a request that a backend has failed may go to another: here none, as it may have worked."""
+        del backend
         return False
 
     @property

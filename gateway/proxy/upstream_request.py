@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.event_log import log
 from gateway.http.headers import HOP_BY_HOP, Headers
+from gateway.http.peer_probes import ANSWER_SECONDS, SILENCE_SECONDS
 from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import errors, paths
@@ -187,7 +188,8 @@ class UpstreamRequest:
             + b"\r\n"
         )
         self._connection = connection
-        connection.send(head, body, self, at_once=request.body.streams)
+        silence_seconds = ANSWER_SECONDS if len(self._service.config.backends) > 1 else SILENCE_SECONDS
+        connection.send(head, body, self, at_once=request.body.streams, silence_seconds=silence_seconds)
 
     # The response
 

@@ -5,7 +5,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from cli.endpoint.client_configuration import CLIENTS
-from gateway.http.peer_probes import ANSWER_SECONDS, STREAM_SECONDS
+from gateway.http.peer_probes import ANSWER_SECONDS, SILENCE_SECONDS
 from gateway.proxy import errors
 from gateway.proxy.keep_alive import COMMENT_SECONDS, FIRST_COMMENT_SECONDS
 from gateway.proxy.paths import MODELS, resolve_alias
@@ -41,4 +41,5 @@ def test_times_of_streams_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split())
     assert f"In the first {FIRST_COMMENT_SECONDS:.0f} s without a token nothing is sent" in text
     assert f"comes every {COMMENT_SECONDS:.0f} s" in text
-    assert f"noticed after {ANSWER_SECONDS:.0f} s, within a stream after {STREAM_SECONDS:.0f} s" in text
+    silent = "within a stream, and where no other one could answer, after"
+    assert f"noticed after {ANSWER_SECONDS:.0f} s; {silent} {SILENCE_SECONDS:.0f} s" in text

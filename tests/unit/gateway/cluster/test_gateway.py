@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gateway.cluster.retry_budget import FREE_RETRIES, RETRIES_PER_REQUEST
 from gateway.proxy import keep_alive
-from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES
+from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, ObjectKey
 from tests.unit.gateway.cluster.running_gateway import (
     AUTHORIZED,
     SECRET,
@@ -56,6 +57,11 @@ async def answer_of(response: aiohttp.ClientResponse) -> str:
     answer = await response.json()
     assert response.status == 200, answer
     return str(answer["choices"][0]["message"]["content"])
+
+
+async def read_status(asked: aiohttp.client._RequestContextManager) -> int:
+    async with asked as response:
+        return response.status
 
 
 async def test_key_reaches_services_of_its_namespace_and_those_that_admit_it(
@@ -277,6 +283,38 @@ async def test_busy_endpoint_is_passed_over(gateway: RunningGateway, http: aioht
             assert asked == 2
             if status != 502:
                 assert response.headers["Retry-After"] == "7"
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_requests_of_an_endpoint_that_is_gone_need_no_budget(
+    gateway: RunningGateway, http: aiohttp.ClientSession, *, is_gone: bool
+) -> None:
+    waiting = asyncio.Semaphore(0)
+    broken_off = asyncio.Event()
+
+    async def break_off(request: web.BaseRequest) -> web.StreamResponse:
+        waiting.release()
+        await broken_off.wait()
+        assert request.transport
+        request.transport.abort()
+        return web.Response()
+
+    async with fake_engine(break_off) as gone, fake_engine(NamedEngine("one")) as sound:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", gone.url)
+        asked = [asyncio.ensure_future(read_status(ask(http, gateway))) for _ in range(40)]
+        for _ in asked:
+            await waiting.acquire()
+        gateway.cluster.serve("team-a", "chat", gone.url, sound.url)
+        service = gateway.cluster.feed.catalog.services[ObjectKey("team-a", "chat")]
+        await asyncio.sleep(0)  # the slice is read at the end of the loop's pass
+        if is_gone:
+            (backend,) = (backend for backend in service.config.backends if backend.url == gone.url)
+            service.note_unreachable(backend)
+        broken_off.set()
+        statuses = await asyncio.gather(*asked)
+    assert set(statuses) <= {200, 502}
+    assert statuses.count(200) == 40 if is_gone else statuses.count(200) <= FREE_RETRIES + 40 * RETRIES_PER_REQUEST
 
 
 async def test_engine_error_is_not_tried_elsewhere(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
