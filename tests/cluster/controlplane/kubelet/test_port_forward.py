@@ -42,11 +42,16 @@ class Forwarded:
     errors: asyncio.StreamReader
 
     async def ask(self, data: bytes) -> bytes:
-        """Send data over a new connection, and return the answer to its end."""
+        """Send data over a new connection, and return the answer to its end.
+
+        Where nothing answers, kubectl may close the connection before it has read the data, which resets it.
+        """
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         try:
             return await reader.read()
+        except ConnectionResetError:
+            return b""
         finally:
             writer.close()
 
