@@ -127,7 +127,7 @@ async def test_replica_that_dies_is_passed_over_and_its_stream_ends_by_an_error(
     await cluster.ready("chat")
     client = await gateway.openai(key)
     sessions = find_sessions(await cluster.urls("chat"), f"{cluster.namespace}/chat", cluster.namespace)
-    begun = asyncio.Semaphore(0)
+    begun = {session: asyncio.Event() for session in sessions.values()}
 
     async def read_stream(session: str) -> None:
         """Read a stream of a session to its end."""
@@ -136,13 +136,13 @@ async def test_replica_that_dies_is_passed_over_and_its_stream_ends_by_an_error(
         )
         async for chunk in stream:
             if chunk.choices and chunk.choices[0].delta.content:
-                begun.release()
+                begun[session].set()
 
     # One stream at each host, of which the first loses its network.
     lost_url = next(url for url in sessions if url.startswith(f"http://{hosts[0].host.address}:"))
     streams = {url: asyncio.create_task(read_stream(session)) for url, session in sessions.items()}
-    for _ in range(2 * len(streams)):
-        await asyncio.wait_for(begun.acquire(), 60)
+    for event in begun.values():
+        await asyncio.wait_for(event.wait(), 60)
     await hosts[0].host.cut()
     for _ in range(5):
         answer = await client.chat.completions.create(model="chat", messages=QUESTION, max_tokens=2)
