@@ -28,7 +28,7 @@ from crds.meta import (
     rule,
 )
 from crds.performance import BenchmarkOptions, MeasuredRates
-from crds.placement import ClassSpeeds, PlacementDemands, PlacementStatus, SpeedReplacement
+from crds.placement import ClassSpeeds, NodeSpeeds, PlacementDemands, PlacementStatus, SpeedReplacement
 from crds.pods import ContainerOptions, PodOptions, Resources, ServiceHardware
 from crds.queue_status import QueueStatus
 from crds.rate import Rate
@@ -258,6 +258,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         "requestsPerMinute is 0 or unknown.",
     ] = None
     speeds: ClassSpeeds = []
+    node_speeds: NodeSpeeds = []
     placement: Annotated[
         PlacementStatus | None,
         "The place of the last replica that the queue has placed, and why it is there. Absent if no replica runs "

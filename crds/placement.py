@@ -18,6 +18,8 @@ accelerator waited. estimate: it was not measured."""
 SpeedRefusal = Literal["TooSlow", "SpeedUnknown", "TooTight"]
 MOST_CLASSES: Final = 32
 """Device classes that a service lists at most."""
+MOST_NODE_SPEEDS: Final = 100
+"""Nodes and hosts whose speed a service lists at most: as many as it may have replicas."""
 
 
 class PlacementDemands(ApiStruct, frozen=True):
@@ -77,6 +79,22 @@ ClassSpeeds = Annotated[
     Meta(max_length=MOST_CLASSES),
     "Speed and fit of one replica on each device class of the cluster that it may use, the fastest first.",
     keyed_by("deviceClass"),
+]
+
+
+class NodeSpeed(ApiStruct, frozen=True):
+    """The speed of a replica on one node or host."""
+
+    node: Annotated[ShortText, "Name of the node or host."]
+    tokens_per_second: Annotated[Rate, "Generation for a single request, in tokens per second."]
+
+
+NodeSpeeds = Annotated[
+    list[NodeSpeed],
+    Meta(max_length=MOST_NODE_SPEEDS),
+    "Speed of a replica on each node and host that runs one, as in status.speeds, by which the gateway divides "
+    "conversations. Absent unless they differ by more than a tenth; a change of a tenth or less is not shown.",
+    keyed_by("node"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Rates in tokens a second as the API has them: decimal numbers as text, since Kubernetes advises against floats."""
 
+import math
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -20,6 +21,15 @@ def format_rate(tokens_per_second: float) -> str:
         return f"{tokens_per_second:.0f}"
     has_one_decimal = tokens_per_second >= 1 or tokens_per_second == 0
     return f"{tokens_per_second:.1f}" if has_one_decimal else f"{tokens_per_second:.3f}"
+
+
+def read_rate(text: str) -> float | None:
+    """Return the tokens per second of a text that nobody has checked; None: it is no positive number."""
+    try:
+        rate = float(text)
+    except ValueError:
+        return None
+    return rate if 0 < rate < math.inf else None
 
 
 def is_notable_change(shown: float, measured: float) -> bool:

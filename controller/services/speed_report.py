@@ -3,7 +3,7 @@
 `status.placement` is the place of its last replica, with the score and the best other places.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -18,11 +18,18 @@ from controller.services.device_classes import find_replica_class
 from controller.services.performance_source import BenchmarkProblem, PerformanceSource
 from controller.services.probe_wait import ProbeSource, find_basis
 from controller.services.speed_replacer import ReplacementReport, SpeedReplacer
-from controller.services.status import MOST_NODES, ServiceView
+from controller.services.status import ServiceView
 from crds.inferenceservice import ServicePerformance
 from crds.meta import without_defaults
-from crds.placement import ClassSpeed, PlacementAlternative, PlacementStatus, SpeedBasis
-from crds.rate import format_rate
+from crds.placement import (
+    MOST_NODE_SPEEDS,
+    ClassSpeed,
+    NodeSpeed,
+    PlacementAlternative,
+    PlacementStatus,
+    SpeedBasis,
+)
+from crds.rate import format_rate, is_notable_change, read_rate
 from devices.device_class import find_single_class
 from devices.vendors import Vendors
 from fitness.performance import hash_model
@@ -92,6 +99,39 @@ def _describe_alternative(other: Alternative, speed: ClassSpeed | None) -> Place
     )
 
 
+def report_node_speeds(
+    last: Sequence[NodeSpeed], classes: Sequence[ClassSpeed], nodes: Collection[str], class_by_node: Mapping[str, str]
+) -> Sequence[NodeSpeed]:
+    """Return `status.nodeSpeeds`: the speed on each node and host with a replica, if they differ notably; else none.
+
+    Each change of it moves conversations of the gateway to other replicas. So the last report stays as long as it has
+    the same nodes and each speed is about the same, and its nodes stay in it while no speed can be told.
+
+    Args:
+        last: the last report.
+        classes: the speed by device class; empty while the service cannot be served as its spec states.
+        nodes: names of the nodes and hosts with a replica.
+        class_by_node: the device class of these, as far as it is known.
+    """
+    if not classes:
+        return [speed for speed in last if speed.node in nodes]
+
+    by_class = {speed.device_class: speed.tokens_per_second for speed in classes}
+    found = [
+        NodeSpeed(node=node, tokens_per_second=rate)
+        for node, device_class in sorted(class_by_node.items())
+        if (rate := by_class.get(device_class))
+    ]
+    rates, last_rates = (
+        {speed.node: read_rate(speed.tokens_per_second) or 0.0 for speed in speeds} for speeds in (found, last)
+    )
+    is_same = rates.keys() == last_rates.keys()
+    if is_same and not any(is_notable_change(last_rates[node], rate) for node, rate in rates.items()):
+        return last
+    differ = rates and is_notable_change(min(rates.values()), max(rates.values()))
+    return found if differ else ()
+
+
 FITS: Final = "Fits"
 """Condition of a service: whether any device class of the cluster could run a replica as it is demanded."""
 BENCHMARKED: Final = "Benchmarked"
@@ -111,12 +151,16 @@ class SpeedReport(NamedTuple):
     """Why the last benchmark has measured nothing."""
     replacement: ReplacementReport | None = None
     """The replacement of a replica that is slow; None: it was not looked at."""
+    nodes: Sequence[NodeSpeed] = ()
+    """On each node and host with a replica; empty: they are about equally fast, or it is unknown."""
 
     def add_to(self, status: Obj, generation: int) -> Obj:
         """Return a status with the speed, and with a condition if it could not be measured."""
         reported = dict(status)
         if self.classes:
             reported["speeds"] = [without_defaults(speed) for speed in cut_speeds(self.classes)]
+        if self.nodes:
+            reported["nodeSpeeds"] = [without_defaults(speed) for speed in self.nodes]
         if self.placement is not None:
             reported["placement"] = without_defaults(self.placement)
         if self.performance is not None:
@@ -166,19 +210,22 @@ class SpeedSources(NamedTuple):
         if placement is not None and note is not None:
             placement = replace(placement, basis=self._find_basis(key, view, classes, placement.device_class))
 
-        # 4. The measured speed where replicas are, or why there is none.
+        # 4. The speed on each node and host with a replica.
+        class_by_node = _find_node_classes(snapshot, view, vendors)
+        nodes = report_node_speeds(view.service.status.node_speeds, classes, view.replicas.nodes, class_by_node)
+
+        # 5. The measured speed where replicas are, or why there is none.
         performance = problem = None
         if self.measured is not None:
             problem = self.measured.find_problem(key)
             if model_hash:
-                places = _list_replica_classes(snapshot, view, vendors)
-                performance = self.measured.find_performance(key, model_hash, places)
+                performance = self.measured.find_performance(key, model_hash, set(class_by_node.values()))
             else:
                 self.measured.forget(key)  # it shows no measured speed
 
-        # 5. The replacement of a slow replica.
+        # 6. The replacement of a slow replica.
         replacement = self.replacer.report(snapshot, key, view, classes) if self.replacer is not None else None
-        return SpeedReport(classes, placement, performance, problem, replacement)
+        return SpeedReport(classes, placement, performance, problem, replacement, nodes)
 
     def _find_basis(
         self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str
@@ -234,11 +281,13 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
     return condition(FITS, true=true, reason=reason, message=message, generation=generation)
 
 
-def _list_replica_classes(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> set[str]:
-    """Return the device classes that the replicas of a service run on, of the first `MOST_NODES` nodes and hosts."""
+def _find_node_classes(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> dict[str, str]:
+    """Return the device class of a replica on each node and host that runs one, as far as known, of the first ones."""
     # A choice has its accelerators in one text, with commas.
     stated = view.accelerator if view.accelerator_choice is None else view.accelerator_choice.accelerator
     accelerators = (stated or "").split(",")
-    places = sorted(view.replicas.nodes)[:MOST_NODES]
-    classes = (find_replica_class(snapshot, view.service, accelerators, place, vendors) for place in places)
-    return {name for name in classes if name is not None}
+    return {
+        node: device_class
+        for node in sorted(view.replicas.nodes)[:MOST_NODE_SPEEDS]
+        if (device_class := find_replica_class(snapshot, view.service, accelerators, node, vendors)) is not None
+    }

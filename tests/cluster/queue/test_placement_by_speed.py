@@ -82,6 +82,30 @@ async def test_replica_is_placed_on_the_fastest_class_and_never_on_a_slow_one(
     await client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
 
 
+async def test_speed_of_each_node_is_reported_while_replicas_are_on_different_hardware(
+    simulated: SimulatedNodes, user: QueueUser
+) -> None:
+    await simulated.add("gpu-h100", devices=1)
+    await simulated.add("gpu-l4", devices=1, **L4)
+    stored = await store_measurements(user.client, user.namespace)
+
+    async def wait_for_speeds(*speeds: tuple[str, str]) -> None:
+        async def are_reported() -> bool:
+            status = (await user.client.get(INFERENCE_SERVICES, "chat", user.namespace))["status"]
+            assert len(status["nodes"]) == (len(speeds) or 1)
+            shown = [(speed["node"], speed["tokensPerSecond"]) for speed in status.get("nodeSpeeds", [])]
+            assert shown == list(speeds)
+            return True
+
+        await eventually(are_reported, RUN_SECONDS)
+
+    await user.serve("chat", replicas=2)
+    await wait_for_speeds(("gpu-h100", "140"), ("gpu-l4", "24.5"))
+    await user.edit("chat", replicas=1)
+    await wait_for_speeds()
+    await user.client.delete(CONFIG_MAPS, stored, CONTROLLER_NAMESPACE)
+
+
 async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controller_then_reports(
     plane: ControlPlane, simulated: SimulatedNodes, user: QueueUser, tmp_path: Path
 ) -> None:
