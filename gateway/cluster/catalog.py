@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from crds.meta import HTTPS, LABEL_SERVICE_NAME
+from crds.rate import read_rate
+from gateway.cluster.endpoint_choice import weigh_speeds
 from gateway.cluster.routed_service import RoutedService
-from gateway.cluster.watched_objects import WatchedRoute, WatchedService, WatchedSlice, get_part
+from gateway.cluster.watched_objects import WatchedRoute, WatchedService, WatchedSlice, WatchedSpeed, get_part
 from gateway.proxy.config import Backend
 from kube.client import Obj
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, MODEL_ROUTES, ObjectKey, Resource, object_key
@@ -90,6 +92,8 @@ class Catalog:
         else:
             before, service.watched = service.watched, watched
             self.revision += before.spec.access != watched.spec.access
+            if before.status.node_speeds != watched.status.node_speeds:
+                self._outdate_endpoints(key)
 
     def _update_route(self, key: ObjectKey, obj: Obj | None) -> None:
         """Add, update or remove a route; a change of its status alone concerns no client."""
@@ -115,33 +119,55 @@ class Catalog:
             self._update_endpoints(key)
 
     def _update_endpoints(self, key: ObjectKey) -> None:
-        """Give a service the ready endpoints of its slices; without its token, none can be asked."""
+        """Give a service the ready endpoints of its slices, and their weights; without its token, it has none."""
         service = self.services.get(key)
         if service is None:
             return
         tokens = self._tokens.get(key)
         slices = self._store.by_index(ENDPOINT_SLICES, _BY_SERVICE, str(key)) if tokens is not None else ()
         read = [endpoint_slice for obj in slices if (endpoint_slice := get_part(obj, WatchedSlice)) is not None]
-        backends = build_backends(str(key), read, tokens)
-        if backends != service.config.backends:
-            service.set_backends(backends)
+        nodes = find_nodes(read)
+        backends = build_backends(str(key), nodes, tokens)
+        weights = weigh_backends(backends, nodes, service.watched.status.node_speeds)
+        if backends != service.config.backends or weights != service.weights:
+            service.set_backends(backends, weights)
 
 
-def build_backends(service: str, slices: Sequence[WatchedSlice], tokens: ServiceTokens | None) -> tuple[Backend, ...]:
-    """Return the backends of a service: its ready endpoints, sorted by their URLs, each with the service's token."""
-    urls = {
-        f"{'https' if port.app_protocol == HTTPS else 'http'}://{_bracket(address)}:{port.port}"
+def find_nodes(slices: Sequence[WatchedSlice]) -> dict[str, str]:
+    """Return the URLs of the ready endpoints, sorted, each with its node or host; empty: unknown."""
+    pairs = {
+        (f"{'https' if port.app_protocol == HTTPS else 'http'}://{_bracket(address)}:{port.port}", node)
         for endpoint_slice in slices
         if endpoint_slice.address_type != _NAMES  # which their owner may let point at anything
         for port in endpoint_slice.ports or ()
         if port.name == _PORT_NAME and port.port
-        for address in endpoint_slice.list_ready_addresses()
+        for address, node in endpoint_slice.find_ready_addresses().items()
     }
+    return dict(sorted(pairs))  # of several nodes of one URL the last one, in every replica
+
+
+def build_backends(service: str, urls: Iterable[str], tokens: ServiceTokens | None) -> tuple[Backend, ...]:
+    """Return the backends of a service, one for each of the URLs, each with the service's token."""
     return tuple(
         Backend(f"{service} {url}", url, api_key=tokens.current, previous_api_key=tokens.previous)
-        for url in sorted(urls)
+        for url in urls
         if tokens is not None
     )
+
+
+def weigh_backends(
+    backends: Sequence[Backend], nodes: Mapping[str, str], speeds: Sequence[WatchedSpeed]
+) -> dict[str, float]:
+    """Return the weight of each backend, by its uid, from the speed of its node; empty: all have the same.
+
+    The weights follow from `speeds`, and not from which backends are ready: one that comes or goes changes no other's.
+    `nodes` has the node of each URL.
+    """
+    if not speeds:
+        return {}
+    *weights, unknown = weigh_speeds([*(read_rate(speed.tokens_per_second) for speed in speeds), None])
+    by_node = dict(zip((speed.node for speed in speeds), weights, strict=True))
+    return {backend.uid: by_node.get(nodes[backend.url], unknown) for backend in backends}
 
 
 def _bracket(address: str) -> str:

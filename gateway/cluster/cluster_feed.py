@@ -75,7 +75,7 @@ class ClusterFeed:
     def _count_replicas(self, *_: object) -> None:
         """Share the limits with the replicas of the gateway that are ready now; this one is one of them."""
         slices = [get_part(obj, WatchedSlice) for obj in self._replicas.list(REPLICA_SELECTION.resource)]
-        ready = {address for found in slices if found is not None for address in found.list_ready_addresses()}
+        ready = {address for found in slices if found is not None for address in found.find_ready_addresses()}
         self.admissions.limiter.replicas = max(1, len(ready))
 
     def _take_shard(self, _resource: Resource, old: Obj | None, new: Obj | None) -> None:

@@ -27,6 +27,8 @@ _ORDERED: Final = 16
 """The endpoints that a conversation may have; if all of these have too much work, the one with the least gets it."""
 _REMEMBERED_ORDERS: Final = 8192
 _SPEED_STEP: Final = math.log(1.1)
+_MOST_FROM_MEDIAN: Final = math.log(10)
+"""No weight is further from the median, so that a false speed takes no endpoint all of its conversations."""
 
 _MULTIPLIER: Final = 0x9E3779B97F4A7C15
 _LOWEST_64_BITS: Final = (1 << 64) - 1
@@ -142,14 +144,18 @@ def score_choice(affinity: int, seed: int, weight: float) -> float:
 
 
 def weigh_speeds(tokens_per_second: Sequence[float | None]) -> list[float]:
-    """Return the weights of endpoints by their measured speeds; one that was not measured counts as their mean.
+    """Return the weights of endpoints by their speeds; one whose speed is unknown counts as their mean.
 
-    They are in steps of a tenth, so that no conversation moves when a measurement varies a little.
+    They are in steps of a tenth, so that no conversation moves when a measurement varies a little. The largest is about
+    100 times the least at most.
     """
     logarithms = [math.log(speed) if speed else None for speed in tokens_per_second]
-    mean = statistics.fmean([logarithm for logarithm in logarithms if logarithm is not None] or [0.0])
-    steps = [round((mean if logarithm is None else logarithm) / _SPEED_STEP) for logarithm in logarithms]
-    return [math.exp(step * _SPEED_STEP) for step in steps]
+    known = [logarithm for logarithm in logarithms if logarithm is not None] or [0.0]
+    median = statistics.median(known)
+    least, most = median - _MOST_FROM_MEDIAN, median + _MOST_FROM_MEDIAN
+    mean = statistics.fmean([min(max(logarithm, least), most) for logarithm in known])
+    bounded = [mean if logarithm is None else min(max(logarithm, least), most) for logarithm in logarithms]
+    return [math.exp(round(logarithm / _SPEED_STEP) * _SPEED_STEP) for logarithm in bounded]
 
 
 def _compute_bound(endpoints: Sequence[GatewayEndpoint], tokens: int) -> float:

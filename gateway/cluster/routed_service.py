@@ -4,7 +4,7 @@ Nothing waits here: each endpoint has a proxy of its own with a queue and slots,
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -56,6 +56,8 @@ class RoutedService(Service):
     def __init__(self, watched: WatchedService) -> None:
         self.endpoints: dict[str, GatewayEndpoint] = {}
         """By the uid of the backend; an endpoint that is gone stays as long as it works on a request."""
+        self.weights: Mapping[str, float] = {}
+        """By the uid of the backend; one without is 1."""
         self._backends: dict[str, Backend] = {}  # those that take requests, by uid
         self._group = EndpointGroup(())
         self._retries = RetryBudget()
@@ -65,14 +67,17 @@ class RoutedService(Service):
         self.watched = watched
         """The InferenceService as it was seen last."""
 
-    def set_backends(self, backends: tuple[Backend, ...]) -> None:
-        """Take other endpoints. One that was known before keeps its state, as it does when it comes back."""
+    def set_backends(self, backends: tuple[Backend, ...], weights: Mapping[str, float] = {}) -> None:
+        """Take other endpoints or weights. One that was known before keeps its state, as it does when it comes back."""
         known = self.endpoints
         self._backends = {backend.uid: backend for backend in backends}
         self.endpoints = {
             backend.uid: known.get(backend.uid) or GatewayEndpoint(backend.uid, slots=self.watched.slots)
             for backend in backends
         }
+        self.weights = weights
+        for uid, endpoint in self.endpoints.items():
+            endpoint.weight = weights.get(uid, 1.0)
         self._group = EndpointGroup(tuple(self.endpoints.values()))
         self.endpoints |= {uid: endpoint for uid, endpoint in known.items() if endpoint.outstanding_tokens}
         self.update(RoutedBackends(self.config.name, backends))

@@ -11,7 +11,7 @@ import msgspec
 
 from crds.gatewaykey import GatewayKeySpec, GatewayKeyStatus
 from crds.gatewayquota import GatewayQuotaSpec
-from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_NAME, GATEWAY_SHARDS, LABEL_SERVICE_NAME, OURS
+from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_NAME, GATEWAY_SHARDS, LABEL_HOST, LABEL_SERVICE_NAME, OURS
 from gateway.event_log import log
 from kube.client import Obj, Read
 from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
@@ -53,9 +53,17 @@ class _Serving(msgspec.Struct, frozen=True, rename="camel"):
     parallel: int | None = None
 
 
-class _ServiceStatus(msgspec.Struct, frozen=True):
+class WatchedSpeed(msgspec.Struct, frozen=True, rename="camel"):
+    """The speed of a replica on a node or host, as its status has it: decimal text that nobody has checked."""
+
+    node: str
+    tokens_per_second: str = ""
+
+
+class _ServiceStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str = "Pending"
     serving: _Serving | None = None
+    node_speeds: tuple[WatchedSpeed, ...] = ()
 
 
 class WatchedService(msgspec.Struct, frozen=True):
@@ -88,11 +96,12 @@ class _EndpointConditions(msgspec.Struct, frozen=True):
     ready: bool | None = None
 
 
-class SliceEndpoint(msgspec.Struct, frozen=True):
+class SliceEndpoint(msgspec.Struct, frozen=True, rename="camel"):
     """An endpoint of a slice."""
 
     addresses: tuple[str, ...] = ()
     conditions: _EndpointConditions = _EndpointConditions()
+    node_name: str | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -108,9 +117,15 @@ class WatchedSlice(msgspec.Struct, frozen=True, rename="camel"):
     endpoints: tuple[SliceEndpoint, ...] | None = None
     ports: tuple[SlicePort, ...] | None = None
 
-    def list_ready_addresses(self) -> list[str]:
-        """Return the addresses of the endpoints that take requests."""
-        return [address for endpoint in self.endpoints or () if endpoint.is_ready for address in endpoint.addresses]
+    def find_ready_addresses(self) -> dict[str, str]:
+        """Return the addresses of the endpoints that take requests, each with its node or host; empty: unknown."""
+        host = (self.metadata.labels or {}).get(LABEL_HOST, "")  # a slice of a host has no endpoint elsewhere
+        return {
+            address: endpoint.node_name or host
+            for endpoint in self.endpoints or ()
+            if endpoint.is_ready
+            for address in endpoint.addresses
+        }
 
 
 class RouteTarget(msgspec.Struct, frozen=True):

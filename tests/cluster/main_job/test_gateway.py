@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,17 +17,26 @@ import anthropic
 import openai
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
-from crds.meta import API_VERSION
+from crds.meta import (
+    API_VERSION,
+    LABEL_HOST,
+    LABEL_MANAGED_BY,
+    LABEL_SERVICE_NAME,
+    LABEL_SLICE_MANAGED_BY,
+    MANAGED_BY,
+)
 from gateway.cluster.affinity import find_affinity
 from gateway.cluster.endpoint_choice import EndpointGroup, GatewayEndpoint, order_endpoints
 from gateway.http.headers import Headers
 from kube.client import Obj
-from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
-from tests.cluster.conftest import StartMetalHost
+from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
+from tests.cluster.conftest import HUB_PORT, StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.members import MetalHost
+from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
@@ -34,6 +44,8 @@ from tests.support.namespaces import open_namespace
 
 URL = "http://127.0.0.1:8095"
 HEALTH = "http://127.0.0.1:8096"
+FAST_PORT = HUB_PORT + 2
+"""Port of the bridge of the first of two engines."""
 QUESTION: Any = [{"role": "user", "content": "Hi"}]
 
 
@@ -163,6 +175,73 @@ def find_sessions(urls: Sequence[str], service: str, namespace: str) -> dict[str
         if len(sessions) == len(urls):
             break
     return sessions
+
+
+async def test_conversations_are_divided_by_the_speeds_in_the_status(gateway: Gateway, cluster: Cluster) -> None:
+    """A pod on a fast node and a host, as stubs; the gateway reads both speeds with no right but those that it has."""
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", replicas=0))
+    key = await gateway.make_key("ci")
+    client, answered = await gateway.openai(key), Counter[str]()
+
+    def make_engine(name: str) -> web.Application:
+        async def answer(_request: web.Request) -> web.Response:
+            answered[name] += 1
+            return web.json_response({"object": "chat.completion", "id": "1", "choices": []})
+
+        engine = web.Application()
+        engine.router.add_post("/v1/chat/completions", answer)
+        return engine
+
+    async def ask(session: int) -> None:
+        await client.chat.completions.create(
+            model="chat", messages=QUESTION, max_tokens=1, extra_headers={"session-id": f"{session}"}
+        )
+
+    async with contextlib.AsyncExitStack() as engines:
+        for port, name, labels, place in (
+            (FAST_PORT, "fast", {}, {"nodeName": "gpu-a"}),
+            (FAST_PORT + 1, "slow", {LABEL_HOST: "studio-9"}, {}),
+        ):
+            runner = web.AppRunner(make_engine(name))
+            await runner.setup()
+            engines.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, ADDRESS, port).start()
+            await cluster.client.create(
+                ENDPOINT_SLICES,
+                {
+                    "metadata": {
+                        "name": f"chat-{name}",
+                        "namespace": cluster.namespace,
+                        "labels": {
+                            LABEL_SERVICE_NAME: "chat",
+                            LABEL_SLICE_MANAGED_BY: "test",
+                            LABEL_MANAGED_BY: MANAGED_BY,
+                            **labels,
+                        },
+                    },
+                    "addressType": "IPv4",
+                    "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
+                    "endpoints": [{"addresses": [ADDRESS], **place}],
+                },
+            )
+
+        async def both_answer() -> bool:
+            await asyncio.gather(*[ask(session) for session in range(20)], return_exceptions=True)  # refused at first
+            return len(answered) == 2
+
+        await eventually(both_answer)
+        speeds = {"gpu-a": "180", "studio-9": "20.0"}
+        shown = [{"node": node, "tokensPerSecond": rate} for node, rate in speeds.items()]
+        patch = json.dumps({"status": {"nodeSpeeds": shown}})
+        await cluster.kubectl("patch", "isvc", "chat", "--subresource=status", "--type=merge", f"--patch={patch}")
+
+        async def divided_by_speed() -> bool:
+            answered.clear()
+            for begin in range(0, 200, 20):
+                await asyncio.gather(*[ask(session) for session in range(begin, begin + 20)])
+            return 150 <= answered["fast"] < 200 and answered.total() == 200
+
+        await eventually(divided_by_speed)
 
 
 async def test_key_opens_only_its_services_and_a_wrong_one_none(gateway: Gateway, cluster: Cluster) -> None:

@@ -71,21 +71,28 @@ class FedCluster:
         access: tuple[str, ...] = (),
         phase: str = "Ready",
         token: str = TOKEN,
+        node_speeds: Mapping[str, str] = {},
     ) -> None:
-        """Put a service with these endpoints and its token."""
+        """Put a service with these endpoints, each at a host of its own, and its token; each node may have a speed."""
         self.put(
             INFERENCE_SERVICES,
             namespace,
             name,
             spec={"modelRef": "weights", "access": {"namespaces": access}},
-            status={"phase": phase, "serving": {"contextLength": 4096}},
+            status={
+                "phase": phase,
+                "serving": {"contextLength": 4096},
+                "nodeSpeeds": [{"node": node, "tokensPerSecond": rate} for node, rate in node_speeds.items()],
+            },
         )
         for number, url in enumerate(urls):
-            self.put_slice(namespace, name, f"{name}.host{number}", url)
+            self.put_slice(namespace, name, f"{name}.host{number}", url, host=f"host{number}")
         self.set_token(namespace, name, token)
 
-    def put_slice(self, namespace: str, service: str, name: str, url: str, *, ready: bool = True) -> None:
-        """Put a slice with one endpoint of a service."""
+    def put_slice(
+        self, namespace: str, service: str, name: str, url: str, *, ready: bool = True, host: str = "", node: str = ""
+    ) -> None:
+        """Put a slice with one endpoint of a service: that of a host, or that of a pod on a node."""
         parts = urlsplit(url)
         port: dict[str, Any] = {"name": "http", "port": parts.port}
         if parts.scheme == "https":
@@ -94,9 +101,14 @@ class FedCluster:
             ENDPOINT_SLICES,
             namespace,
             name,
-            metadata={"labels": {"kubernetes.io/service-name": service}},
+            metadata={
+                "labels": {"kubernetes.io/service-name": service}
+                | ({"inference.pomona.dev/host": host} if host else {})
+            },
             ports=[port],
-            endpoints=[{"addresses": [parts.hostname], "conditions": {"ready": ready}}],
+            endpoints=[
+                {"addresses": [parts.hostname], "conditions": {"ready": ready}} | ({"nodeName": node} if node else {})
+            ],
         )
 
     def set_token(self, namespace: str, name: str, token: str, previous: str | None = None) -> None:

@@ -90,6 +90,7 @@ def test_conversations_spread_by_weight(weights: tuple[float, ...]) -> None:
 def test_speeds_are_rounded_and_an_unknown_one_is_the_mean() -> None:
     slow, fast, unknown = weigh_speeds([40.0, 4000.0, None])
     assert [slow, unknown, fast] == pytest.approx([40.0, 400.0, 4000.0], rel=0.05)
+    assert max(weigh_speeds([1e-9, 50.0, 1e12])) / min(weigh_speeds([1e-9, 50.0, 1e12])) == pytest.approx(100, rel=0.1)
     assert weigh_speeds([100.0]) == weigh_speeds([101.0]) != weigh_speeds([120.0])
     assert weigh_speeds([None, 0.0]) == [1.0, 1.0]
     assert weigh_speeds([]) == []
