@@ -13,13 +13,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Final, NamedTuple
 
 import aiohttp
 
 from controller.reconcile.plan import Leading
 from controller.services.endpoints import Endpoint
+from controller.services.pod_answer import open_session, read_answer
 from controller.services.probe_policy import seconds_to_turn
 from controller.services.readiness_probe import read_token
 from controller.services.speed_watch import SpeedWatch
@@ -61,7 +61,6 @@ SHOWN_SECONDS: Final = 60.0
 """Least time between two changes of the traffic that a status shows: each is a write."""
 LEAST_RATE: Final = 0.1
 """Least tokens per second that are shown: less is what the controller's own questions take, and no load."""
-TIMEOUT_SECONDS: Final = 5.0
 MOST_BYTES: Final = 1 << 20
 """The longest answer that is read. vLLM's has about 60 KiB."""
 MOST_PODS: Final = 100
@@ -166,12 +165,7 @@ class TrafficMeter:
         """Read the metrics of all services while this replica leads."""
         for key, service in self._services.items():
             self._begin(key, service.target)
-        # One pod of many is asked again ten seconds later: connections that wait for that would be many.
-        connector = aiohttp.TCPConnector(force_close=True, limit=0)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, trust_env=False, auto_decompress=False
-        ) as session:
+        async with open_session() as session:
             await run_workers(self._due, functools.partial(self._read, session, leading), CONNECTIONS, FAILING_SECONDS)
 
     def _begin(self, key: ObjectKey, target: TrafficTarget) -> None:
@@ -338,17 +332,5 @@ def _report(service: _MeteredService, traffic: Traffic | None, leading: Leading,
 
 async def _read_metrics(session: aiohttp.ClientSession, endpoint: Endpoint, token: str) -> bytes | None:
     """Return the proxy's own metrics as text, or None if the pod does not answer with them."""
-    headers = {"Accept-Encoding": "identity", "Authorization": f"Bearer {token}"}
     url = f"{endpoint.url}{METRICS_OF_PROXY}"
-    try:
-        async with session.get(url, headers=headers, allow_redirects=False) as response:
-            if response.status != HTTPStatus.OK:
-                return None
-            text = bytearray()
-            async for chunk in response.content.iter_any():
-                text += chunk
-                if len(text) > MOST_BYTES:
-                    return None
-            return bytes(text)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return None
+    return await read_answer(session, url, MOST_BYTES, {"Authorization": f"Bearer {token}"})
