@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.cluster.limiter import AdmittedRequest, Limiter
 from gateway.cluster.rate_limits import TOKENS, LimitScope
 from gateway.cluster.token_estimate import estimate_prompt_tokens, estimate_tokens
-from gateway.cluster.usage import UsageTable
+from gateway.cluster.usage import KeyTotal, UsageTable
 from gateway.proxy import paths
 from gateway.proxy.service import Service
 from gateway.proxy.token_counts import NO_TOKENS, TokenCount
@@ -31,14 +31,14 @@ class Admissions:
         self.usage = UsageTable()
 
     def admit(
-        self, request: "InferenceRequest", service: "RoutedService", key: tuple[str, str], scopes: Sequence[LimitScope]
+        self, request: "InferenceRequest", service: "RoutedService", key: KeyTotal, scopes: Sequence[LimitScope]
     ) -> "KeyAdmission | Awaitable[KeyAdmission]":
         """Admit a request to a service, at once or once a store of limits has answered. Raises RequestError.
 
         Args:
             request: the request.
             service: the service.
-            key: namespace and name of its key.
+            key: the total of its key.
             scopes: the limits of the key and of its namespace; empty: it has none.
         """
         if not scopes:
@@ -52,7 +52,7 @@ class Admissions:
         return KeyAdmission(key, self.usage, admitted, request)
 
     async def _admit_later(
-        self, request: "InferenceRequest", key: tuple[str, str], scopes: Sequence[LimitScope], tokens: int
+        self, request: "InferenceRequest", key: KeyTotal, scopes: Sequence[LimitScope], tokens: int
     ) -> "KeyAdmission":
         admitted = await self.limiter.admit(scopes, tokens, request.route)
         return KeyAdmission(key, self.usage, admitted, request)
@@ -62,7 +62,7 @@ class KeyAdmission:
     """An admitted request, whose tokens are reserved until it is settled.
 
     Args:
-        key: namespace and name of its key.
+        key: the total of its key.
         usage: the table of usage.
         admitted: what it has reserved; None: neither its key nor its namespace has a limit.
         request: the request.
@@ -72,7 +72,7 @@ class KeyAdmission:
 
     def __init__(
         self,
-        key: tuple[str, str],
+        key: KeyTotal,
         usage: UsageTable,
         admitted: AdmittedRequest | None,
         request: "InferenceRequest",
@@ -89,7 +89,7 @@ class KeyAdmission:
         has_worked = (was_served or was_left) and self._route not in paths.TOKEN_COUNT_ROUTES
         prompt = self._prompt_tokens if tokens.prompt is None and has_worked else tokens.prompt or 0
         generated = tokens.generated or 0
-        self._usage.count(*self._key, service.config.name, prompt_tokens=prompt, generated_tokens=generated)
+        self._usage.count(self._key, service.config.name, prompt_tokens=prompt, generated_tokens=generated)
         if self._admitted and was_left and tokens == NO_TOKENS and not self._streams:
             self._admitted.settle(None)  # the engine may have made the whole answer
         elif self._admitted:

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from devices import limits
 from gateway.cluster.cluster_feed import ClusterFeed
 from gateway.cluster.limiter import Limiter
+from gateway.cluster.usage import USAGE_PATH, render_usage
 from gateway.event_log import log
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionTimes, connection_caps
@@ -123,8 +124,8 @@ async def _follow(client: Client, feed: ClusterFeed, counting: Coroutine[Any, An
 def build_health(feed: ClusterFeed, stop: asyncio.Event) -> AnswerServer:
     """Return the server of health and metrics, which asks for no token.
 
-    Its paths are /metrics, /healthz (200 as long as the process answers) and /readyz (200 once the cluster was read,
-    and until the gateway is asked to stop).
+    Its paths are /metrics, /usage (the total of each key, for the controller), /healthz (200 as long as the process
+    answers) and /readyz (200 once the cluster was read, and until the gateway is asked to stop).
     """
 
     def render() -> bytes:
@@ -138,10 +139,14 @@ def build_health(feed: ClusterFeed, stop: asyncio.Event) -> AnswerServer:
             return WholeAnswer(503, b"the cluster is still being read\n")
         return WholeAnswer(200, b"ok\n")
 
-    metrics = PacedRendering(render)
+    def render_totals() -> bytes:
+        return render_usage((key.watched.metadata.uid, key.total) for key in feed.keys.keys.values())
+
+    metrics, usage = PacedRendering(render), PacedRendering(render_totals)
     return AnswerServer(
         {
             "/metrics": Route(lambda _: WholeAnswer(200, metrics.read(), CONTENT_TYPE)),
+            USAGE_PATH: Route(lambda _: WholeAnswer(200, usage.read(), b"application/json")),
             "/healthz": Route(lambda _: WholeAnswer(200, b"ok\n")),
             "/readyz": Route(lambda _: answer_readyz()),
         }

@@ -20,6 +20,7 @@ from gateway.cluster.catalog import Catalog
 from gateway.cluster.rate_limits import LimitScope, RateLimits
 from gateway.cluster.routed_service import RoutedService
 from gateway.cluster.usable_route import UsableRoute
+from gateway.cluster.usage import KeyTotal
 from gateway.cluster.watched_objects import RouteTarget, WatchedKey, WatchedQuota, WatchedRoute, get_part
 from gateway.http.headers import Headers
 from gateway.proxy import errors
@@ -50,6 +51,8 @@ class ClientKey:
         self.namespace = watched.metadata.namespace
         """The namespace of its clients."""
         self.full_name = f"{self.namespace}/{watched.metadata.name}"
+        self.total = KeyTotal(self.namespace, watched.metadata.name)
+        """Its requests and their tokens."""
         self._admissions = admissions
         self._scopes: tuple[LimitScope, ...] = ()
         """Its limits, and those of its namespace."""
@@ -82,8 +85,7 @@ class ClientKey:
 
     def admit(self, request: "InferenceRequest", service: RoutedService) -> KeyAdmission | Awaitable[KeyAdmission]:
         """Admit a request within the limits of the key and of its namespace. Raises RequestError."""
-        metadata = self.watched.metadata
-        return self._admissions.admit(request, service, (metadata.namespace, metadata.name), self._scopes)
+        return self._admissions.admit(request, service, self.total, self._scopes)
 
     def list_models(self) -> Mapping[str, RequestedModel]:
         """Return what it may use: services and routes of its namespace by their names, others as NAMESPACE/SERVICE.

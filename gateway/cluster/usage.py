@@ -1,11 +1,16 @@
 """The requests and tokens of each key at each service, since this replica started.
 
-Counts are kept for a bounded number of keys and services; what is beyond is counted together.
+Counts by service are kept for a bounded number of keys and services; what is beyond is counted together. Besides, each
+GatewayKey has a total of its own as long as it exists: the controller reads these totals for the status of the keys.
 """
 
-from typing import Final
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from gateway.proxy.metrics import family_lines
 
@@ -18,6 +23,41 @@ _COUNTERS: Final = {
     "generated_tokens": "Generated tokens, as engines report them.",
 }
 """By field of `KeyUsage`: description."""
+USAGE_PATH: Final = "/usage"
+"""Path of the totals of all keys, beside the metrics."""
+REPLICA: Final = secrets.token_hex(8)
+"""Identifier of this process, whose totals begin at 0."""
+_MOST_COUNTED: Final = 1 << 53
+"""The most that a total has: engines of tenants state what they like."""
+_Counted = Annotated[int, Meta(ge=0, le=_MOST_COUNTED)]
+
+
+class KeyTotal(msgspec.Struct):
+    """The use of one GatewayKey, of all services together."""
+
+    namespace: str
+    name: str
+    requests: int = 0
+    tokens: int = 0
+    """Those of prompts and answers together."""
+    used_at: int = 0
+    """The end of its last request, in seconds since 1970."""
+
+
+class KeyCount(msgspec.Struct, frozen=True, array_like=True):
+    """The total of one key in the answer of `USAGE_PATH`."""
+
+    requests: _Counted
+    tokens: _Counted
+    used_at: _Counted
+
+
+class ReplicaUsage(msgspec.Struct, frozen=True):
+    """The answer of `USAGE_PATH`: the totals of one replica."""
+
+    replica: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    keys: dict[str, KeyCount]
+    """The keys that were used, by uid of the GatewayKey."""
 
 
 class KeyUsage(msgspec.Struct):
@@ -37,9 +77,13 @@ class UsageTable:
     def __init__(self) -> None:
         self._usages: dict[tuple[str, str, str], KeyUsage] = {}
 
-    def count(self, namespace: str, key: str, service: str, *, prompt_tokens: int, generated_tokens: int) -> None:
-        """Count a request that has ended, with the tokens that its engine reported."""
-        labels = (namespace, key, service)
+    def count(self, key: KeyTotal, service: str, *, prompt_tokens: int, generated_tokens: int) -> None:
+        """Count a request of a key that has ended, with the tokens that its engine reported."""
+        key.requests += 1
+        key.tokens = min(key.tokens + prompt_tokens + generated_tokens, _MOST_COUNTED)
+        key.used_at = int(time.time())
+
+        labels = (key.namespace, key.name, service)
         usage = self._usages.get(labels)
         if usage is None:
             if len(self._usages) >= MOST_LABEL_SETS:
@@ -68,3 +112,9 @@ class UsageTable:
             ]
             lines += family_lines(f"{_PREFIX}_{field}_total", description, "counter", samples)
         return "".join(lines).encode()
+
+
+def render_usage(totals: Iterable[tuple[str, KeyTotal]]) -> bytes:
+    """Return the answer of `USAGE_PATH`, from the total of each key and the uid of its GatewayKey."""
+    counts = {uid: KeyCount(total.requests, total.tokens, total.used_at) for uid, total in totals if total.requests}
+    return msgspec.json.encode(ReplicaUsage(REPLICA, counts))

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from crds.gatewaykey import GatewayKeySpec, GatewayKeyStatus
+from crds.gatewaykey import GatewayKeySpec, PreviousKey
 from crds.gatewayquota import GatewayQuotaSpec
 from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_NAME, GATEWAY_SHARDS, LABEL_HOST, LABEL_SERVICE_NAME, OURS
 from gateway.event_log import log
@@ -148,12 +148,17 @@ class WatchedRoute(msgspec.Struct, frozen=True):
     spec: _RouteSpec
 
 
+class _KeyStatus(msgspec.Struct, frozen=True):
+    digest: str = ""
+    previous: tuple[PreviousKey, ...] = ()
+
+
 class WatchedKey(msgspec.Struct, frozen=True):
     """The part of a GatewayKey that is read."""
 
     metadata: _Metadata
     spec: GatewayKeySpec = GatewayKeySpec()
-    status: GatewayKeyStatus = GatewayKeyStatus()
+    status: _KeyStatus = _KeyStatus()
 
 
 class WatchedQuota(msgspec.Struct, frozen=True):
