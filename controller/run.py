@@ -23,6 +23,7 @@ from controller.controller_options import ControllerOptions
 from controller.gateway.key_reconciler import KeySecrets, key_reconciler
 from controller.gateway.route_reconciler import route_reconciler
 from controller.gateway.token_shards import TokenShards
+from controller.gateway.usage_reader import UsageReader
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import LeaseReader, host_reconciler
 from controller.http_endpoints import ControllerHealth
@@ -203,11 +204,13 @@ class Controller:
             tasks.append(queue.benchmarks.run)
         if options.flexinfer_export:
             tasks.append(FlexInferExport(measured).run)
+        usage = UsageReader(self.store)
         if options.gateway:
-            tasks.append(TokenShards(self.store, tokens).run)
+            tasks += [TokenShards(self.store, tokens).run, usage.run]
         on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
         has_gateway = options.gateway
-        of_gateway = (key_reconciler(KeySecrets(), has_gateway=has_gateway), route_reconciler(has_gateway=has_gateway))
+        keys = key_reconciler(KeySecrets(), usage, has_gateway=has_gateway)
+        of_gateway = (keys, route_reconciler(has_gateway=has_gateway))
         return (*in_pods, *on_hosts, pool_reconciler(queue.pools.standing), *of_gateway), tasks
 
     def _make_assessor(self, registry: CellRegistry, options: ControllerOptions) -> SpeedAssessor:

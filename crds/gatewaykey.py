@@ -18,6 +18,8 @@ from crds.meta import Amount, ApiObject, ApiStruct, Conditions, ShortText, Time,
 EVERY_NAMESPACE: Final = "*"
 """Entry of `spec.access.namespaces` of a service that stands for all namespaces."""
 MOST_PREVIOUS_KEYS: Final = 4
+MOST_REPLICAS: Final = 50
+"""Replicas of the gateway whose requests are counted."""
 KEY_ENTRY: Final = "key"
 """Entry of the Secret with the key."""
 
@@ -74,6 +76,28 @@ class PreviousKey(ApiStruct, frozen=True):
     valid_until: Annotated[Time, "When the gateway begins to refuse it."]
 
 
+class CountedReplica(ApiStruct, frozen=True):
+    """The part of one replica of the gateway in the usage of a key."""
+
+    replica: Annotated[ShortText, "Identifier of the process."]
+    requests: Annotated[Amount, "Requests that this process has counted."] = 0
+    tokens: Annotated[Amount, "Tokens that this process has counted."] = 0
+
+
+class GatewayKeyUsage(ApiStruct, frozen=True):
+    """The requests of a key and their tokens, and the time of the last one."""
+
+    since: Annotated[Time, "When the controller began to count."] = ""
+    requests: Annotated[Amount, "Requests to services that the limits of the key admitted."] = 0
+    tokens: Annotated[Amount, "Tokens of their prompts and answers together, as engines report them."] = 0
+    last_used_at: Annotated[Time | None, "When the last of these requests ended. Absent if there was none."] = None
+    counted: Annotated[
+        list[CountedReplica],
+        Meta(max_length=MOST_REPLICAS),
+        "What these sums include of each replica of the gateway, so that nothing is counted twice.",
+    ] = []
+
+
 class GatewayKeyStatus(ApiStruct, frozen=True):
     """Observed state of a key, as the controller reports it."""
 
@@ -94,6 +118,11 @@ class GatewayKeyStatus(ApiStruct, frozen=True):
         "Identifier of the last replacement of the key. Each new value of the annotation "
         "inference.pomona.dev/rotate-key replaces the key in Secret NAME-key.",
     ] = ""
+    usage: Annotated[
+        GatewayKeyUsage | None,
+        "How much the key was used. While it is in use, this is up to 10 minutes old. Absent if it is unknown, because "
+        "no replica of the gateway was read yet.",
+    ] = None
     conditions: Conditions = []
 
 

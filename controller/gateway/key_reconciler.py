@@ -23,12 +23,14 @@ from controller.gateway.key_secret import (
     read_wanted_rotation,
     replace_key,
 )
+from controller.gateway.key_usage import KeyCounts, add_counts, encode_usage
+from controller.gateway.usage_reader import UsageReader
 from controller.reconcile.conditions import condition, transitions
 from controller.reconcile.indexes import DIGEST_INDEX, NAMESPACE_INDEX, controller_of, list_admitted, list_digests
 from controller.reconcile.plan import Event, Patch, Plan, Reconciler, Snapshot
 from controller.reconcile.triggers import Trigger
 from controller.services.tokens import find_due_time
-from crds.gatewaykey import EVERY_NAMESPACE, GatewayKey, key_secret_name, may_use, read_expiry_seconds
+from crds.gatewaykey import EVERY_NAMESPACE, GatewayKey, GatewayKeyUsage, key_secret_name, may_use, read_expiry_seconds
 from crds.meta import without_defaults
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
@@ -60,6 +62,8 @@ class KeyInputs(NamedTuple):
     """Time until the Secret is to be read again."""
     is_taken: bool = False
     """The key in the Secret belongs to another GatewayKey."""
+    counts: KeyCounts | None = None
+    """The counts of the gateway's replicas; None: the usage of the key is not to be written now."""
 
 
 class _CachedSecret(NamedTuple):
@@ -166,15 +170,27 @@ def _sort_by_age(key: Obj) -> tuple[str, str]:
     return metadata["creationTimestamp"], metadata["uid"]
 
 
-def key_reconciler(secrets: KeySecrets, *, has_gateway: bool) -> Reconciler:
+def key_reconciler(secrets: KeySecrets, usage: UsageReader, *, has_gateway: bool) -> Reconciler:
     """Return the reconciler of GatewayKeys; without a gateway it makes no Secret, and only says so."""
+
+    async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> KeyInputs | None:
+        inputs = await secrets.observe(client, snapshot, key)
+        stored = snapshot.get(GATEWAY_KEYS, key)
+        if inputs is None or stored is None:
+            return inputs
+        return inputs._replace(counts=usage.take_counts(stored["metadata"]["uid"]))
+
+    def restart() -> None:
+        secrets.restart()
+        usage.restart()
+
     return Reconciler(
         resource=GATEWAY_KEYS,
         decide=functools.partial(decide_key, has_gateway=has_gateway),
         triggers=(Trigger(INFERENCE_SERVICES, list_keys_of_service, read_access),),
-        observe=secrets.observe if has_gateway else None,
+        observe=observe if has_gateway else None,
         written=secrets.remember,
-        restart=secrets.restart,
+        restart=restart,
     )
 
 
@@ -224,6 +240,8 @@ def decide_key(snapshot: Snapshot, key: ObjectKey, *, has_gateway: bool) -> Plan
 
     # 3. The status, and when something changes by itself.
     ready = _build_ready(snapshot.store, gateway_key, inputs, now, has_gateway=has_gateway)
+    counts = inputs.counts if inputs is not None else None
+    usage = add_counts(status.usage, counts, now) if counts is not None else status.usage
     ends = [read_expiry_seconds(spec), valid.next_end.timestamp() if valid.next_end else math.inf]
     pauses = [end - now.timestamp() for end in ends if now.timestamp() < end < math.inf]
     if inputs is not None:
@@ -231,7 +249,7 @@ def decide_key(snapshot: Snapshot, key: ObjectKey, *, has_gateway: bool) -> Plan
     return Plan(
         create=create,
         patch=patch,
-        status=_build_status(gateway_key, valid, own_secret, ready),
+        status=_build_status(gateway_key, valid, own_secret, usage, ready),
         events=(
             *transitions(status.conditions, [ready], action="Check", silent={WAITING, VALID}, normal={SUSPENDED}),
             *_report_replacement(gateway_key, valid),
@@ -258,7 +276,9 @@ def _must_replace(gateway_key: GatewayKey, secret: Obj) -> bool:
     return read_wanted_rotation(gateway_key) not in {"", read_rotation(secret)}
 
 
-def _build_status(gateway_key: GatewayKey, valid: ValidKeys, secret: Obj | None, ready: Obj) -> Obj:
+def _build_status(
+    gateway_key: GatewayKey, valid: ValidKeys, secret: Obj | None, usage: GatewayKeyUsage | None, ready: Obj
+) -> Obj:
     """Return the whole status, without empty fields."""
     rotation = read_rotation(secret) if secret is not None else gateway_key.status.rotation
     fields = {
@@ -266,6 +286,7 @@ def _build_status(gateway_key: GatewayKey, valid: ValidKeys, secret: Obj | None,
         "digest": valid.digest,
         "previous": [without_defaults(key) for key in valid.previous],
         "rotation": rotation,
+        "usage": encode_usage(usage) if usage is not None else None,
     }
     return {name: value for name, value in fields.items() if value} | {"conditions": [ready]}
 

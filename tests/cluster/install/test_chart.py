@@ -192,11 +192,12 @@ async def test_only_the_monitoring_reads_metrics_without_a_value_being_set(tmp_p
     policies = {name: policy for (kind, _, name), policy in everything.items() if kind == "NetworkPolicy"}
     names = {"controller", "gateway", "node-agent", "scheduler", "console"}
     assert policies.keys() == {f"pomona-{name}" for name in names}
-    for policy in policies.values():
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "prometheus"}}}
+    for name, policy in policies.items():
         rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
-        assert rules.pop("metrics") == [
-            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "prometheus"}}}
-        ]
+        # The controller reads what each key has used.
+        controller = [{"podSelector": everything[CONTROLLER]["spec"]["selector"]}] if name == "pomona-gateway" else []
+        assert rules.pop("metrics") == [monitoring, *controller]
         assert not any(rules.values()), "what asks for a token, a key or a secret path is open to all"
     assert ("NetworkPolicy", "pomona-system", "pomona-controller") in await render()
     assert "NetworkPolicy" not in {kind for kind, _, _ in await render("--set=networkPolicy.enabled=false")}

@@ -89,6 +89,12 @@ async def test_commands_of_the_page_work_one_after_the_other(
     answered = await eventually(lambda: ask_question(shell, question))
     assert HELLO in answered["choices"][0]["message"]["content"]
 
+    async def is_counted() -> bool:
+        # The controller reads that of the pods which the chart has made.
+        return " ago " in await shell.run("pomona key list")
+
+    await eventually(is_counted)
+
     # 2. The list of models, and the configuration of a client.
     models = json.loads(await shell.run(f"{export}\n{list_models}"))["data"]
     assert {model["id"]: model["status"]["value"] for model in models} == {"chat": "loaded", "spare": "unloaded"}

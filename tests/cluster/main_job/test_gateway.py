@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import sys
 import time
 from base64 import b64decode
@@ -41,6 +42,7 @@ from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 from tests.support.namespaces import open_namespace
+from tests.support.pomona_command import Pomona
 
 URL = "http://127.0.0.1:8095"
 HEALTH = "http://127.0.0.1:8096"
@@ -80,6 +82,11 @@ class Gateway(NamedTuple):
         return await self.clients.enter_async_context(client)
 
 
+async def is_gateway_ready() -> bool:
+    async with aiohttp.ClientSession() as session, session.get(f"{HEALTH}/readyz") as response:
+        return response.status == 200
+
+
 @pytest_asyncio.fixture
 async def gateway(
     plane: ControlPlane, cluster: Cluster, shared_controller: SharedController, tmp_path: Path, watched: list[Process]
@@ -94,11 +101,7 @@ async def gateway(
     watched.append(process)
     process.start()
 
-    async def is_ready() -> bool:
-        async with aiohttp.ClientSession() as session, session.get(f"{HEALTH}/readyz") as response:
-            return response.status == 200
-
-    await eventually(is_ready)
+    await eventually(is_gateway_ready)
     async with contextlib.AsyncExitStack() as clients:
         yield Gateway(process, cluster, clients)
     watched.remove(process)
@@ -338,3 +341,82 @@ async def test_tenant_who_may_only_make_routes_reaches_nothing_new(
                 openai.NotFoundError, match="is not served here: set `model` to one that is: asleep, chat"
             ):
                 await client.chat.completions.create(model=name, messages=QUESTION)
+
+
+@pytest_asyncio.fixture
+async def gateway_pod(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[None]:
+    """A pod that stands for the process of the gateway, with the labels and the port of the chart's."""
+    labels = {"app.kubernetes.io/name": "pomona", "app.kubernetes.io/component": "gateway"}
+    ports = [{"name": "metrics", "containerPort": int(HEALTH.rpartition(":")[2])}]
+    restricted = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {"name": "gateway", "image": "none", "ports": ports, "securityContext": restricted}
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "gateway-of-test", "namespace": "pomona-system", "labels": labels},
+        "spec": {"schedulerName": "none", "containers": [container]},
+    }
+    path = tmp_path / "pod.json"
+    path.write_text(json.dumps(manifest))
+    pod = ("pod", "gateway-of-test", "--namespace=pomona-system")
+    status = {"status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}}
+    await plane.kubectl("create", f"--filename={path}")
+    await plane.kubectl("patch", *pod, "--subresource=status", f"--patch={json.dumps(status)}")
+    yield
+    await plane.kubectl("delete", *pod, "--grace-period=0", "--force")
+
+
+@pytest.mark.usefixtures("gateway_pod")
+async def test_usage_of_a_key_is_shown_to_its_tenant_and_outlives_restarts(
+    plane: ControlPlane, gateway: Gateway, cluster: Cluster, shared_controller: SharedController
+) -> None:
+    """A tenant that may only read the keys of its namespace sees how much each was used."""
+    await cluster.kubectl("create", "role", "reader", "--verb=get,list", "--resource=gatewaykeys.inference.pomona.dev")
+    await cluster.kubectl("create", "rolebinding", "reader", "--role=reader", "--user=reader")
+    await cluster.apply(cluster.model(), cluster.service("chat", "cpu"))
+    key, _ = await gateway.make_key("ci"), await gateway.make_key("idle")
+    await cluster.ready("chat")
+
+    async def use_key(times: int) -> None:
+        client = await gateway.openai(key)
+        for _ in range(times):
+            await client.chat.completions.create(model="chat", messages=QUESTION, max_tokens=2)
+
+    async def read_usage(name: str, requests: int) -> Obj:
+        """Return the usage of a key once it has so many requests."""
+
+        async def is_shown() -> Obj:
+            usage: Obj = (await cluster.client.get(GATEWAY_KEYS, name, cluster.namespace))["status"]["usage"]
+            assert usage["requests"] == requests
+            return usage
+
+        return await eventually(is_shown)
+
+    await use_key(1)
+    used, idle = await read_usage("ci", 1), await read_usage("idle", 0)
+    assert used["tokens"] > 2
+    assert "lastUsedAt" not in idle
+    head, *rows = (await cluster.kubectl("--as=reader", "get", "gatewaykeys")).splitlines()
+    assert "LAST USED   REQUESTS   TOKENS" in head
+    cells = {row.split()[0]: row[head.index("LAST USED") : head.index("AGE")].split() for row in rows}
+    assert cells["ci"][1:] == ["1", str(used["tokens"])]
+    assert cells["idle"] == ["0", "0"]
+    listed = await Pomona(plane, cluster.namespace).succeed("key", "list")
+    assert re.search(rf"^ci .* \d+[sm] ago +1 +{used['tokens']} ", listed, re.MULTILINE)
+    assert re.search(r"^idle .* not in \d+[sm] +0 +0 ", listed, re.MULTILINE)
+
+    # Another process of the gateway counts from 0, and another controller adds that to what it finds.
+    assert await gateway.process.stop() == 0
+    gateway.process.start()
+    await shared_controller.lend_new("--gateway")
+    await eventually(is_gateway_ready)
+    await use_key(2)
+    long_ago = {"status": {"usage": {"lastUsedAt": "2026-01-01T00:00:00Z"}}}
+    patch = ("--subresource=status", "--type=merge", f"--patch={json.dumps(long_ago)}")
+    await cluster.kubectl("patch", "gatewaykey", "ci", *patch)
+    assert [entry["requests"] for entry in (await read_usage("ci", 3))["counted"]] == [2]

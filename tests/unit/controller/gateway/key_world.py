@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from controller.gateway.key_reconciler import KeySecrets, decide_key, key_reconciler
+from controller.gateway.usage_reader import UsageReader
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import Plan, Snapshot
 from crds.gatewaykey import digest_key
@@ -50,7 +51,8 @@ class KeyWorld(Client):
     def start(self) -> None:
         """Start the controller anew."""
         self._known = KeySecrets(lambda: self.now)
-        self.reconciler = key_reconciler(self._known, has_gateway=True)
+        self.usage = UsageReader(self.store, lambda: self.now)
+        self.reconciler = key_reconciler(self._known, self.usage, has_gateway=True)
 
     def next_version(self) -> str:
         self._version += 1

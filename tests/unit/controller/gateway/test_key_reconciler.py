@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.gateway.key_reconciler import PROBLEM_SECONDS, decide_key, list_keys_of_service
+from controller.gateway.key_usage import KeyCounts
 from controller.reconcile.plan import Snapshot
 from crds.gatewaykey import MOST_PREVIOUS_KEYS, digest_key
+from gateway.cluster.usage import KeyCount
 from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, ObjectKey
 from tests.support.api_objects import NAMESPACE, NOW, service
 from tests.unit.controller.gateway.key_objects import KEY, gateway_key, key_secret
@@ -420,3 +422,26 @@ async def test_no_step_and_no_crash_loses_a_key_before_its_time(steps: list[tupl
         world.writes_left = None
         check(before)
         assert (world.status()["digest"], world.reason()) == (digest_key(world.text()), "Valid")
+
+
+async def test_usage_is_written_when_it_is_due_and_kept_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = KeyWorld()
+    await world.settle()
+    assert "usage" not in world.status()
+    due = [KeyCounts({"a": KeyCount(3, 40, int(NOW.timestamp()))}, {"a"})]
+    monkeypatch.setattr(world.usage, "take_counts", lambda uid: due.pop() if due and uid == "uid-app" else None)
+    await world.settle()
+    usage = {
+        "since": "2026-11-21T12:00:00Z",
+        "requests": 3,
+        "tokens": 40,
+        "lastUsedAt": "2026-11-21T12:00:00Z",
+        "counted": [{"replica": "a", "requests": 3, "tokens": 40}],
+    }
+    assert (world.status()["usage"], due) == (usage, [])
+    world.change(suspend=True)
+    await world.settle()
+    assert (world.status()["usage"], world.reason()) == (usage, "Suspended")
+    due.append(KeyCounts({"a": KeyCount(3, 40, int(NOW.timestamp()))}, {"a"}))  # a decision that is repeated
+    await world.settle()
+    assert world.status()["usage"] == usage
