@@ -2,6 +2,7 @@
 
 import math
 from datetime import UTC, datetime
+from typing import Final
 
 import click
 import msgspec
@@ -15,13 +16,15 @@ from cli.service.list import NAMESPACE
 from crds.gatewaykey import GatewayKeySpec, read_expiry_seconds
 from kube.resources import GATEWAY_KEYS
 
+_COUNT_UNITS: Final = (("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000))
+
 
 @click.command("list")
 @click.option("--all-namespaces", "-A", "is_everywhere", is_flag=True, help="List the keys of all namespaces.")
 @output_option
 @namespaced_cluster_options
 def command(*, target: ClusterOptions, is_everywhere: bool, output_format: str) -> None:
-    """List the GatewayKeys: what they open, when they end, and why the gateway does not accept one.
+    """List the GatewayKeys: what they open, when they end, how much each was used, and why the gateway refuses one.
 
     The keys themselves are in Secrets NAME-key, and are not shown.
 
@@ -51,6 +54,29 @@ def describe_end(key: Obj, now: datetime) -> str:
     return f"in {duration_text(left_seconds)}" if left_seconds > 0 else "over"
 
 
+def describe_last_use(key: Obj, now: datetime) -> str:
+    """Return when a key was used last: `5m ago`, `not in 30d` of counting, or `unknown`."""
+    usage = _read_usage(key)
+    if last := usage.get("lastUsedAt"):
+        return f"{age_text(last, now)} ago"
+    since = usage.get("since")
+    return f"not in {age_text(since, now)}" if since else "unknown"
+
+
+def shorten_count(count: int | None) -> str:
+    """Return a number with three digits at least and four at most: 950, 12.3k, 4.5M; empty if it is unknown."""
+    if count is None:
+        return ""
+    for unit, size in _COUNT_UNITS:
+        if count >= size:
+            return f"{count // (size // 10) / 10:.1f}{unit}"
+    return str(count)
+
+
+def _read_usage(key: Obj) -> Obj:
+    return key.get("status", {}).get("usage") or {}
+
+
 def _limit_column(title: str, field: str) -> TableColumn:
     return TableColumn(title, lambda it: str(it.get("spec", {}).get(field, "")), is_wide=True)
 
@@ -61,6 +87,9 @@ COLUMNS = [
     TableColumn("REASON", lambda it: str(find_condition(it, "Ready").get("reason", ""))),
     TableColumn("SERVICES", lambda it: ",".join(it.get("spec", {}).get("services") or ["all"])),
     TableColumn("EXPIRES", lambda it: describe_end(it, datetime.now(UTC))),
+    TableColumn("LAST USED", lambda it: describe_last_use(it, datetime.now(UTC))),
+    TableColumn("REQUESTS", lambda it: shorten_count(_read_usage(it).get("requests"))),
+    TableColumn("TOKENS", lambda it: shorten_count(_read_usage(it).get("tokens"))),
     _limit_column("REQUESTS/MIN", "requestsPerMinute"),
     _limit_column("TOKENS/MIN", "tokensPerMinute"),
     _limit_column("CONCURRENT", "concurrentRequests"),
