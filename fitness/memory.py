@@ -56,6 +56,8 @@ class Workload(NamedTuple):
     """Layout of the draft model. The caller must not estimate with a draft of unknown layout."""
     further_bytes: int = 0
     """Bytes of projector and adapters, as `further_bytes` returns them."""
+    adapters_on_request: bool = False
+    """True if requests choose adapters, which some settings exclude."""
     stated_bytes: int | None = None
     """Memory that the whole replica takes according to its user; None: nothing is stated. Only `estimate_pod` with
     devices reads it."""

@@ -66,7 +66,8 @@ class AllowedMachine(NamedTuple):
 
     def accepts(self, options: ServingOptions) -> bool:
         """Return whether its engine takes these options there, for example parallel beside a draft."""
-        demand = RuntimeDemand("gguf", "", self.node_bytes > 0, options, draft=self.workload.draft is not None)
+        chosen, has_draft = self.workload.adapters_on_request, self.workload.draft is not None
+        demand = RuntimeDemand("gguf", "", self.node_bytes > 0, options, draft=has_draft, adapters_on_request=chosen)
         return self.runtime.refusal(demand) is None
 
     def count_free_in_node(self, options: ServingOptions) -> int:

@@ -22,7 +22,7 @@ from runtimes.engine_errors import EngineError, ErrorTable
 from runtimes.environment import PYTHON, select_environment
 from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory, count_checkpoints, find_last_value
 from runtimes.pod import EngineMetrics, EnginePod
-from runtimes.runtime import GGUF_QUANTIZATIONS, TEXT_ROUTES, EngineLaunch, Runtime
+from runtimes.runtime import GGUF_QUANTIZATIONS, TEXT_ROUTES, EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import PROBE_TOKENS, Listen, Serving, count_requests, count_shared_tokens
 
 _BUILD: Final = re.compile(r"\bversion: b?(\d{3,})\b")
@@ -117,7 +117,9 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
     rendered += ["--metrics", "--no-webui", "--offline", "--sse-ping-interval", "1"]
     # The slots show what others have asked.
     rendered += ["--no-slots"]
-    return [*rendered, *options.extra_args]
+    # A request without a list of adapters, such as a probe, would begin with what was computed with those of another.
+    last = ["--no-cache-prompt"] if any(adapter.request_name for adapter in serving.adapters) else []
+    return [*rendered, *options.extra_args, *last]
 
 
 def _render_mode(options: ServingOptions) -> list[str]:
@@ -147,7 +149,9 @@ def _render_companions(serving: Serving) -> list[str]:
     if serving.projector is not None:
         rendered += ["--mmproj", serving.projector]
     if serving.adapters:
-        rendered += ["--lora-scaled", ",".join(f"{adapter.path}:{adapter.scale}" for adapter in serving.adapters)]
+        # The id of an adapter is its place; one with scale 0 is loaded, and applied to requests that choose it.
+        scaled = [f"{adapter.path}:{0 if adapter.request_name else adapter.scale}" for adapter in serving.adapters]
+        rendered += ["--lora-scaled", ",".join(scaled)]
     if serving.draft is not None:
         rendered += ["-md", serving.draft, "--spec-type", "draft-simple"]
         if serving.on_device:
@@ -157,6 +161,19 @@ def _render_companions(serving: Serving) -> list[str]:
         if serving.draft_max_tokens is not None:
             rendered += ["--spec-draft-n-max", str(serving.draft_max_tokens)]
     return rendered
+
+
+def _refuse_adapters(demand: RuntimeDemand) -> str | None:
+    """Return why requests cannot choose the adapters, or None."""
+    if not demand.adapters_on_request:
+        return None
+    if demand.options.mode != "chat":
+        return f"in mode {demand.options.mode} requests choose no adapters: remove onRequest of adapters"
+    if demand.options.prompt_cache_bytes:  # llama.cpp b11549 finds a conversation there whatever adapters it was with
+        return (
+            "promptCache cannot tell apart conversations with different adapters: remove it, or onRequest of adapters"
+        )
+    return None
 
 
 def find_command(environment: Mapping[str, str] = os.environ) -> list[str] | None:
@@ -233,12 +250,15 @@ RUNTIME: Final = Runtime(
         "embeddings": frozenset({"embeddings"}),
         "rerank": frozenset({"rerank"}),
     },
+    # It reads `lora` of no other request: /v1/messages and forms have it dropped.
+    adapter_routes=TEXT_ROUTES | {"responses", "input_tokens", "count_tokens"},
     prompt_counts={
         "chat": "/v1/chat/completions/input_tokens",
         "completions": "/tokenize",
         "messages": "/v1/messages/count_tokens",
         "responses": "/v1/responses/input_tokens",
     },
+    refusal=_refuse_adapters,
     quantizations=GGUF_QUANTIZATIONS,
     speed_priors=LLAMA_SPEED,
     cache_sharing="context",

@@ -48,6 +48,8 @@ class RuntimeDemand(NamedTuple):
     draft: bool = False
     projector: bool = False
     adapter_scales: Sequence[str] = ()
+    adapters_on_request: bool = False
+    """True if requests choose some of the adapters."""
     vendors: Vendors = VENDORS
     """The table of accelerators, with those of the administrator's file."""
     has_image: bool = False
@@ -117,6 +119,8 @@ class Runtime:
     routes: Mapping[Mode, frozenset[str]] = field(default_factory=dict)
     """By mode: the routes of the proxy that the engine answers, as `gateway/proxy/paths.py` names them; some only for
     models of a kind, such as those that hear. Empty: they are not known."""
+    adapter_routes: frozenset[str] = frozenset()
+    """The routes of the proxy on which a request may choose adapters; empty: it applies all to each request."""
     prompt_counts: Mapping[str, str] = field(default_factory=dict)
     """By route of the proxy: the path that counts the tokens of a prompt. Empty: none, nor does it run out of cells."""
     schema_limits: SchemaLimits | None = None

@@ -145,6 +145,10 @@ def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     if missing:
         return f"runtime {name} cannot do {' and '.join(missing)}: remove it, or serve a GGUF file with llama.cpp"
 
+    if demand.adapters_on_request and not runtime.adapter_routes:
+        way = "remove onRequest of adapters, or serve a GGUF file with llama.cpp"
+        return f"runtime {name} applies its adapters to each request: {way}"
+
     for field_name, cache_type in (("cacheTypeK", options.cache_type_k), ("cacheTypeV", options.cache_type_v)):
         if cache_type not in runtime.cache_types:
             return f"runtime {name} has no {field_name} {cache_type}: use {', '.join(sorted(runtime.cache_types))}"

@@ -23,6 +23,8 @@ class CompanionFile(NamedTuple):
     path: str
     scale: str = "1"
     """Scale of an adapter: a decimal number as the user wrote it."""
+    request_name: str | None = None
+    """Name by which requests choose an adapter; None: it is applied to each request."""
 
 
 def count_shared_tokens(options: ServingOptions) -> int | None:

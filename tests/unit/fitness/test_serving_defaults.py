@@ -168,6 +168,14 @@ def test_texts_are_embedded_in_a_context_of_one_batch() -> None:
     assert choose_options(ServingOptions(mode="rerank"), 512, [host(EMBEDDER, 96)])[0].context_length == 512
 
 
+def test_no_conversations_are_kept_where_requests_choose_adapters() -> None:
+    machine = host(LLAMA_8B, 48)
+    for on_request, prompt_cache in ((False, "4096Mi"), (True, None)):
+        chosen = machine._replace(workload=machine.workload._replace(adapters_on_request=on_request))
+        options, _ = choose_options(ServingOptions(), TRAINED, [chosen])
+        assert (options.context_length, options.prompt_cache) == (65_536, prompt_cache)
+
+
 def test_message_says_how_many_requests_the_memory_is_for() -> None:
     def explain(machine: AllowedMachine) -> list[str]:
         options, message = choose_options(ServingOptions(), TRAINED, [machine])

@@ -111,6 +111,17 @@ def test_launcher_accepts_every_rendered_argument(
     check_companions(parameters, companions, on_device=on_device)
 
 
+def test_adapter_on_request_is_loaded_and_not_applied() -> None:
+    adapters = [CompanionFile("adapter", "/a", "0.5"), CompanionFile("adapter", "/b", "2", request_name="tone")]
+    options = ServingOptions(context_length=4096, extra_args=["--cache-prompt"])
+    for chosen, cache_prompt in ((adapters, False), (adapters[:1], True)):
+        serving = Serving("chat", "/weights/m.gguf", options, chosen)
+        parameters = llama_launcher.parse(llama_server.render_arguments(serving, Listen("0.0.0.0", 8080)))
+        loaded = [(adapter.path, adapter.scale) for adapter in parameters.lora_adapters]
+        assert loaded == [("/a", 0.5), ("/b", 0)][: len(chosen)]
+        assert (parameters.cache_prompt, parameters.cache_ram_mib) == (cache_prompt, 0)
+
+
 def check_mode(parameters: Any, mode: Mode) -> None:
     """Assert that the server answers the API of the mode."""
     ranks = parameters.pooling_type == xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK

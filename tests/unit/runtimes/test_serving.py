@@ -144,6 +144,26 @@ def test_header_that_rules_a_demand_out_is_refused_with_the_way_out(
         ("mlx-lm", {"draft": True, "parallel": 2}, "or remove speculative"),
         ("mlx-lm", {"adapter_scales": ("1", "1")}, "takes one adapter"),
         ("mlx-lm", {"adapter_scales": ("0.5",)}, "with the scale that it was trained with"),
+        (
+            "mlx-lm",
+            {"adapter_scales": ("1",), "adapters_on_request": True},
+            "applies its adapters to each request: remo",
+        ),
+        (
+            "llama-cpp-python",
+            {"format": "gguf", "adapter_scales": ("1",), "adapters_on_request": True},
+            "remove onRequest of adapters, or serve a GGUF file with llama.cpp",
+        ),
+        (
+            "llama.cpp",
+            {"format": "gguf", "mode": "embeddings", "adapters_on_request": True},
+            "in mode embeddings requests choose no adapters: remove onRequest",
+        ),
+        (
+            "llama.cpp",
+            {"format": "gguf", "prompt_cache": "1Gi", "adapters_on_request": True},
+            "promptCache cannot tell apart conversations with different adapters: remove it, or onRequest",
+        ),
         ("mlx-lm", {"extra_args": ["-t", "1"]}, "does not take -t in extraArgs: it takes --temp --top-p"),
         (
             "llama.cpp",
