@@ -14,6 +14,7 @@ from artifacts.compiled_code import find_archive, restore
 from artifacts.repositories.address_policy import Networks
 from cli.options import PATH, Parsed, allow_private_sources, gather_options
 from gateway.event_log import log, log_libraries
+from gateway.proxy.config import BackendAdapter
 from gateway.proxy.pod import HANG_SECONDS, PodProxyError, PodProxyOptions, Prepare, run_pod_proxy
 from runtimes.daemon import DaemonError
 from runtimes.pod import PodModel
@@ -38,6 +39,12 @@ def _check_path(text: str) -> str:
     if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError(f"{text!r} is not a path: give one such as /health")
     return text
+
+
+def _read_adapter(text: str) -> BackendAdapter:
+    """Return the adapter of NAME:SCALE. Raises ValueError."""
+    name, _, scale = text.rpartition(":")
+    return BackendAdapter(float(scale), name)
 
 
 _URL_PATH: Final = Parsed("PATH", _check_path)
@@ -101,6 +108,13 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
 )
 @click.option("--context-length", type=click.IntRange(1), help="Tokens of context of a request. Default: unknown.")
 @click.option("--shared-tokens", type=click.IntRange(0), help="Tokens beyond one context that its slots share.")
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    type=Parsed("NAME:SCALE", _read_adapter),
+    help="Adapter of the engine that requests choose as SERVICE:NAME; without NAME it is always applied.",
+)
 @click.option("--threads", type=click.IntRange(1), help="With --source: threads of the engine. Default: its own.")
 @allow_private_sources
 @click.option("--termination-log", type=PATH, help="File for the message of a failure.")

@@ -45,7 +45,7 @@ class Catalog:
         self.routes: dict[ObjectKey, WatchedRoute] = {}
         """By namespace and name."""
         self.revision = 0
-        """Another number after each change of which services and routes exist, and of who may use them."""
+        """Another number after each change of which services, adapters and routes exist, and of who may use them."""
         self._store = store
         self._outdated: set[ObjectKey] = set()
         """Services whose endpoints, or token, have changed in this pass of the loop."""
@@ -90,10 +90,9 @@ class Catalog:
             self.revision += 1
             self._outdate_endpoints(key)
         else:
-            before, service.watched = service.watched, watched
-            self.revision += before.spec.access != watched.spec.access
-            if before.status.node_speeds != watched.status.node_speeds:
+            if service.watched.status.node_speeds != watched.status.node_speeds:
                 self._outdate_endpoints(key)
+            self.revision += service.set_watched(watched)
 
     def _update_route(self, key: ObjectKey, obj: Obj | None) -> None:
         """Add, update or remove a route; a change of its status alone concerns no client."""

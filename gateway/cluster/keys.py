@@ -25,7 +25,7 @@ from gateway.cluster.watched_objects import RouteTarget, WatchedKey, WatchedQuot
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import read_credentials
-from gateway.proxy.service import RequestedModel, Service
+from gateway.proxy.service import RequestedModel, Service, list_named
 from kube.client import Obj
 from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, ObjectKey, Resource, object_key
 from kube.store import Store
@@ -104,7 +104,7 @@ class ClientKey:
                 for key, service in self._catalog.services.items()
                 if self._may_use(key, service)
             }
-            self._listed = {**services, **routes}
+            self._listed = {**list_named(services), **routes}
         return self._listed
 
     def find_model(self, model: str | None) -> RequestedModel:
@@ -119,10 +119,11 @@ class ClientKey:
             return found
         found = self._find(model)
         if found is None:
-            name, colon, _adapter = model.partition(":")
-            if colon and self._find(name):
-                raise errors.adapter_not_chosen(model, name)
-            raise errors.model_not_found(model, self.list_models())
+            name, colon, adapter = model.partition(":")
+            named = self._find(name) if colon else None
+            if named is None:
+                raise errors.model_not_found(model, self.list_models())
+            found = named.find_adapter(model, adapter)
         self._found[model] = found
         return found
 

@@ -4,7 +4,7 @@ Nothing waits here: each endpoint has a proxy of its own with a queue and slots,
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -15,9 +15,10 @@ from gateway.cluster.endpoint_choice import EndpointGroup, GatewayEndpoint, choo
 from gateway.cluster.retry_budget import RetryBudget
 from gateway.cluster.token_estimate import estimate_prompt_tokens
 from gateway.cluster.watched_objects import WatchedService
+from gateway.proxy import errors
 from gateway.proxy.config import Backend
 from gateway.proxy.load_balancer import InFlight
-from gateway.proxy.service import Service
+from gateway.proxy.service import RequestedModel, Service
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
@@ -62,10 +63,35 @@ class RoutedService(Service):
         self._group = EndpointGroup(())
         self._retries = RetryBudget()
         self._turn = 0  # a number that grows with each request
-        super().__init__(RoutedBackends(f"{watched.metadata.namespace}/{watched.metadata.name}"), _UNCOUNTED)
-        self.created = int(datetime.fromisoformat(watched.metadata.creation_timestamp).timestamp())
         self.watched = watched
         """The InferenceService as it was seen last."""
+        super().__init__(RoutedBackends(f"{watched.metadata.namespace}/{watched.metadata.name}"), _UNCOUNTED)
+        self.created = int(datetime.fromisoformat(watched.metadata.creation_timestamp).timestamp())
+
+    def set_watched(self, watched: WatchedService) -> bool:
+        """Take the InferenceService as it is now; return whether who may use it, or its adapters, have changed."""
+        is_changed = watched.spec != self.watched.spec
+        self.watched = watched
+        if is_changed:
+            self.update(self.config)
+        return is_changed
+
+    def list_adapters(self) -> Iterable[str]:
+        """Return the names of the adapters that requests choose, whether or not an endpoint has them yet."""
+        return [adapter.model_ref for adapter in self.watched.spec.adapters if adapter.on_request]
+
+    def find_adapter(self, model: str, adapter: str) -> RequestedModel:
+        """Return what `model` names, an adapter of the service. Raises RequestError."""
+        if found := self.adapters.get(adapter):
+            return found
+        if any(known.model_ref == adapter for known in self.watched.spec.adapters):
+            raise errors.adapter_not_found(model, self.adapters, "this adapter is always applied")
+        raise errors.adapter_not_found(model, self.adapters)
+
+    def takes(self, request: "InferenceRequest") -> bool:
+        """Return whether an endpoint takes a request; the endpoint knows its adapters."""
+        del request
+        return self.has_backend
 
     def set_backends(self, backends: tuple[Backend, ...], weights: Mapping[str, float] = {}) -> None:
         """Take other endpoints or weights. One that was known before keeps its state, as it does when it comes back."""

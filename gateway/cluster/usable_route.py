@@ -13,6 +13,8 @@ from crds.modelroute import Cause
 from gateway.cluster.endpoint_choice import hash_seed, score_choice
 from gateway.cluster.routed_service import RoutedService, read_affinity
 from gateway.cluster.watched_objects import RouteTarget, WatchedRoute
+from gateway.proxy import errors
+from gateway.proxy.service import RequestedModel
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
@@ -52,6 +54,11 @@ class UsableRoute:
     def is_usable(self) -> bool:
         """True if a request has a service to go to."""
         return bool(self._weights) or self.find_fallback("Unavailable", ()) is not None
+
+    def find_adapter(self, model: str, adapter: str) -> RequestedModel:
+        """Return none: a route has no adapters. Raises RequestError."""
+        del adapter
+        raise errors.adapter_not_found(model, (), "adapters are chosen of services, and this is a ModelRoute")
 
     def choose_service(self, request: "InferenceRequest") -> RoutedService:
         """Return the service of the request's conversation; without one, any by weight.

@@ -43,9 +43,15 @@ class _Access(msgspec.Struct, frozen=True):
     namespaces: tuple[str, ...] = ()
 
 
+class _Adapter(msgspec.Struct, frozen=True, rename="camel"):
+    model_ref: str
+    on_request: bool = False
+
+
 class _ServiceSpec(msgspec.Struct, frozen=True, rename="camel"):
     mode: str = "chat"
     access: _Access = _Access()
+    adapters: tuple[_Adapter, ...] = ()
 
 
 class _Serving(msgspec.Struct, frozen=True, rename="camel"):

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from crds.modelroute import Cause
 from gateway.proxy import errors
 from gateway.proxy.errors import RequestError
-from gateway.proxy.service import RequestedModel, Service
+from gateway.proxy.service import RequestedModel, Service, ServiceAdapter
 
 
 class Attempts:
@@ -36,7 +36,7 @@ class Attempts:
     @property
     def header_line(self) -> bytes:
         """The header field that names the service; empty for a route, by which another one may answer in the end."""
-        return self.model.header_line if isinstance(self.model, Service) else b""
+        return self.model.header_line if isinstance(self.model, Service | ServiceAdapter) else b""
 
     def find_cause(self, error: RequestError) -> Cause | None:
         """Return why a backend has failed a request that another one may answer; None: no other one gets it."""

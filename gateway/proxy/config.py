@@ -6,12 +6,21 @@ versions: names in JSON never change, and new fields have defaults.
 """
 
 import ipaddress
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 _Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class BackendAdapter(msgspec.Struct, frozen=True, rename="camel"):
+    """A LoRA adapter of an engine."""
+
+    scale: float
+    name: str = ""
+    """The name by which requests choose it; empty: it is applied to each request."""
 
 
 class Backend(msgspec.Struct, frozen=True, rename="camel"):
@@ -37,6 +46,12 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     """The most tokens that one request may use, for clients; None: it is not known."""
     shared_tokens: Annotated[int, Meta(ge=0)] | None = None
     """The cells beyond one context in the cache that its slots share; None: they share none. See `token_lanes`."""
+    adapters: tuple[BackendAdapter, ...] = ()
+    """Its adapters in the order of their ids, if requests choose some of them; empty: it takes no choice."""
+
+    def takes(self, adapter: str) -> bool:
+        """Return whether it takes new requests for an adapter; empty: for none."""
+        return not self.draining and (not adapter or any(known.name == adapter for known in self.adapters))
 
     def __repr__(self) -> str:
         key = "..." if self.api_key else None
@@ -181,6 +196,12 @@ class RequestsInFlight(msgspec.Struct, frozen=True, rename="camel"):
     """Response to GET /backends/{uid}/idle and /backends/busy: the requests in flight at the end of the wait."""
 
     in_flight: int
+
+
+def list_choice(adapters: Iterable[tuple[str, str | None]]) -> tuple[BackendAdapter, ...]:
+    """Return the adapters of an engine by their scales and names, None without one; empty if none has a name."""
+    listed = tuple(BackendAdapter(float(scale), name or "") for scale, name in adapters)
+    return listed if any(adapter.name for adapter in listed) else ()
 
 
 def _is_loopback(address: str) -> bool:

@@ -175,11 +175,20 @@ def model_not_found(model: str, served: Iterable[str]) -> RequestError:
     return RequestError(HTTPStatus.NOT_FOUND, "model_not_found", message, param="model")
 
 
-def adapter_not_chosen(model: str, service: str) -> RequestError:
-    """404: the name of an adapter of a service, which the service applies to each request."""
-    message = f"the model {model[:_LONGEST_TEXT]!r} is not served here: all adapters of a service are always applied"
-    message += f": set `model` to {service}"
+def adapter_not_found(
+    model: str, adapters: Iterable[str], reason: str = "requests choose no such adapter"
+) -> RequestError:
+    """404: the name of an adapter that requests do not choose; `adapters` are those of the service that they choose."""
+    service = model.partition(":")[0][:_LONGEST_TEXT]
+    ways = [service, *(f"{service}:{adapter}" for adapter in sorted(adapters))]
+    message = f"the model {model[:_LONGEST_TEXT]!r} is not served here: {reason}: set `model` to {' or '.join(ways)}"
     return RequestError(HTTPStatus.NOT_FOUND, "model_not_found", message, param="model")
+
+
+def adapter_path(model: str, path: str, service: str) -> RequestError:
+    """400: a path on which the engine of the service chooses no adapters."""
+    message = f"{path} does not take the adapter of the model {model!r}: use /v1/chat/completions or /v1/responses, or"
+    return RequestError(HTTPStatus.BAD_REQUEST, "unsupported_path", f"{message} set `model` to {service}")
 
 
 def request_too_large(limit_bytes: int) -> RequestError:

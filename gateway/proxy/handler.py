@@ -103,6 +103,7 @@ def _list_models(exchange: Exchange, router: Router, only_name: str) -> None:
     models = [
         {"id": name, "object": "model", "created": services[name].created, "owned_by": "pomona"}
         | services[name].describe()
+        | ({"parent": name.partition(":")[0]} if ":" in name else {})  # of an adapter, as vLLM has it
         for name in ([only_name] if only_name else served)
     ]
     answer = models[0] if only_name else {"object": "list", "data": models}

@@ -121,6 +121,8 @@ class InferenceRequest:
         """The time at which the client has got a piece of a stream last."""
         self.affinity: int | None = None
         """The number of its conversation, whose turns a gateway sends to one endpoint; None: it has none."""
+        self.adapter = ""
+        """The adapter that it chooses; empty: none."""
         self.demand = ALONE
         """The tokens that it may use, read where slots share cells; `reserved` is what a backend keeps for it."""
         self.reserved = 0
@@ -263,7 +265,7 @@ class InferenceRequest:
             self.demand = read_demand(self.route, self.body.fields)
         if backend := service.queue.take_free_slot(self):
             self.take_slot(backend)
-        elif not service.has_backend:
+        elif not service.takes(self):
             self._leave_without_backend(service)
         elif service.queue.is_full:
             self.error = "queue_full"

@@ -202,7 +202,7 @@ class Listeners:
         # 1. The services: those that are gone refuse what waits in their queues.
         names = {service.name for service in config.services}
         for name in [name for name in self.services if name not in names]:
-            self.services.pop(name).queue.refuse_waiting()
+            self.services.pop(name).queue.refuse_waiting(lambda _: False)
         for service in config.services:
             if service.name in self.services:
                 self.services[service.name].update(service)

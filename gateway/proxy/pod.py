@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from artifacts.compiled_code import find_archive, keep
 from gateway.event_log import log
 from gateway.http.upstream_pool import UpstreamPool
-from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
+from gateway.proxy.config import Backend, BackendAdapter, ProxyConfig, ServiceListener
 from gateway.proxy.control import restore_stop_signals, set_up_process
 from gateway.proxy.engine_metrics import EngineScraper
 from gateway.proxy.listeners import Listeners
@@ -81,6 +81,8 @@ class PodProxyOptions(NamedTuple):
     """The most tokens of a request; None: it is not known."""
     shared_tokens: int | None = None
     """The cells of the engine's cache beyond one context; None: its slots share none."""
+    adapters: tuple[BackendAdapter, ...] = ()
+    """The engine's adapters by their ids, if requests choose some of them."""
     drain_seconds: float = 30.0
     hang_seconds: float = HANG_SECONDS
     loading_seconds: float = math.inf
@@ -244,6 +246,7 @@ def _build_config(options: PodProxyOptions, tokens: "MountedToken", *, is_servin
         model=options.model,
         engine=options.engine,
         mode=options.mode,
+        adapters=options.adapters,
     )
     service = ServiceListener(
         name=options.service,

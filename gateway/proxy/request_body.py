@@ -12,7 +12,7 @@ import asyncio
 import codecs
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Container, Generator, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
@@ -47,6 +47,7 @@ mlx_lm.server loads any that it names, from its disk or the internet. llama-serv
 LoRA adapters for the beginning of the next client's prompt.
 """
 
+NO_FIELDS: Final[Mapping[str, msgspec.Raw]] = {}
 Pieces: TypeAlias = list[bytes | bytearray | memoryview]
 _Result = TypeVar("_Result")
 
@@ -117,17 +118,20 @@ class RequestBody:
         self._is_changed = True
         return True
 
-    def render_for_engine(self, model: str | None) -> Pieces:
+    def render_for_engine(self, model: str | None, added: Mapping[str, msgspec.Raw] = NO_FIELDS) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays.
 
-        A short body is written anew: what was checked of two equal fields is what an engine gets. A scanned one, all of
-        whose fields were checked, is the client's own text if its model stays and no field of it loads weights.
+        Of the fields in `added`, those that the client has stated stay as they are. A short body is written anew: what
+        was checked of two equal fields is what an engine gets. A scanned one, all of whose fields were checked, is the
+        client's own text if its model stays, no field of it loads weights, and none is added.
         """
         name = self.model if model is None else model  # None: the client gave none, either
         fields = self._other_fields
+        if added:
+            fields = _add_fields(added, fields, self.fields)
         if isinstance(fields, dict):
             return [_encode(fields if name is None else {MODEL: name, **fields})]
-        if model is None and not self._is_changed:
+        if model is None and not (self._is_changed or added):
             return [self.content]
 
         # Else the pieces of its text are put together, with commas between them.
@@ -140,6 +144,15 @@ class RequestBody:
             pieces.append(field)
         pieces.append(b"}")
         return pieces
+
+
+def _add_fields(
+    added: Mapping[str, msgspec.Raw], fields: dict[str, msgspec.Raw] | Pieces, stated: Container[str]
+) -> dict[str, msgspec.Raw] | Pieces:
+    """Return the fields of a body, decoded or as pieces, with those of `added` that are not stated."""
+    if isinstance(fields, dict):
+        return {**added, **fields}
+    return [*fields, *(b'"%b":%b' % (name.encode(), value) for name, value in added.items() if name not in stated)]
 
 
 NO_BODY: Final = RequestBody(b"", None, {}, loads_weights=False)

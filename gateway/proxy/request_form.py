@@ -7,13 +7,22 @@ pieces of work: a file in it is neither decoded nor copied.
 """
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Final
+
+import msgspec
 
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.errors import RequestError
-from gateway.proxy.request_body import FIELDS_THAT_LOAD_WEIGHTS, LONGEST_MODEL_BYTES, MODEL, Pieces, RequestBody
+from gateway.proxy.request_body import (
+    FIELDS_THAT_LOAD_WEIGHTS,
+    LONGEST_MODEL_BYTES,
+    MODEL,
+    NO_FIELDS,
+    Pieces,
+    RequestBody,
+)
 from gateway.proxy.request_schemas import SCHEMA_FIELDS
 
 PARTS_LIMIT: Final = 100
@@ -59,8 +68,12 @@ class FormBody(RequestBody):
         self._other_parts = other_parts  # each with its boundary, and the end of its last line
         self._delimiter = b"--" + boundary
 
-    def render_for_engine(self, model: str | None) -> Pieces:
-        """Return the form for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
+    def render_for_engine(self, model: str | None, added: Mapping[str, msgspec.Raw] = NO_FIELDS) -> Pieces:
+        """Return the form for an engine, in pieces, with `model` as its only model; None: the client's name stays.
+
+        Nothing is added to it, for engines look for those fields in JSON only.
+        """
+        del added
         if model is None and not self._is_changed:
             return [self.content]
         name = self.model if model is None else model

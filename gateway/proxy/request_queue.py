@@ -92,7 +92,8 @@ class RequestQueue:
                 break
             position += 1
 
-    def refuse_waiting(self) -> None:
-        """Refuse all waiting requests, because no backend is left to serve them."""
-        while self._waiting:
-            self._waiting.popleft().refuse_slot()
+    def refuse_waiting(self, is_served: Callable[["InferenceRequest"], bool]) -> None:
+        """Refuse the waiting requests that no backend is left to serve."""
+        for request in [request for request in self._waiting if not is_served(request)]:
+            self._waiting.remove(request)
+            request.refuse_slot()

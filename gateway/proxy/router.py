@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import authorize
-from gateway.proxy.service import RequestedModel, Service
+from gateway.proxy.service import RequestedModel, Service, ServiceAdapter, list_named
 from gateway.proxy.token_counts import TokenCount
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ListenerRouter(Protocol):
         """Return the router for the client of a request, by its header fields. Raises RequestError."""
 
 
-def list_served(services: Mapping[str, Service]) -> list[str]:
+def list_served(services: Mapping[str, Service | ServiceAdapter]) -> list[str]:
     """Return the sorted names of the services that take requests now: not of those that load or have failed."""
     return sorted(name for name, service in services.items() if service.has_backend)
 
@@ -127,7 +127,7 @@ class SingleServiceRouter(_UnlimitedRouter):
         return self._service.has_backend
 
     def listed_names(self) -> list[str]:
-        """Return the name of the service, unless it loads or has failed."""
+        """Return the names of the service and its adapters, unless it loads or has failed."""
         return list_served(self.services())
 
     def authorize(self, headers: Headers) -> Router:
@@ -135,14 +135,18 @@ class SingleServiceRouter(_UnlimitedRouter):
         authorize(headers, self._service.config.valid_tokens(time.time()))
         return self
 
-    def services(self) -> Mapping[str, Service]:
-        """Return the one service, by the model name that clients use."""
-        return {self._service.model: self._service}
+    def services(self) -> Mapping[str, Service | ServiceAdapter]:
+        """Return the one service and its adapters, by the model names that clients use."""
+        return list_named({self._service.model: self._service})
 
-    def find_model(self, model: str | None) -> Service:
-        """Return the one service."""
-        del model
-        return self._service
+    def find_model(self, model: str | None) -> RequestedModel:
+        """Return the one service, or its adapter that a request names. Raises RequestError: it has no such adapter."""
+        service = self._service
+        if model is not None and ":" in model:
+            name, _, adapter = model.partition(":")
+            if name.rpartition("/")[2] == service.model:
+                return service.find_adapter(model, adapter)
+        return service
 
 
 class ModelRouter(_UnlimitedRouter):
@@ -156,7 +160,7 @@ class ModelRouter(_UnlimitedRouter):
         """The router's token, which is valid for every service; None admits programs of this machine only."""
         self._by_name: Mapping[str, Service] = {}
         """By the full name, `<namespace>/<service>`."""
-        self._by_model: Mapping[str, Service] = {}
+        self._by_model: Mapping[str, Service | ServiceAdapter] = {}
         """By the name without the namespace; by the full name where several services share the short one."""
 
     def configure(self, token: str | None, services: Mapping[str, Service]) -> None:
@@ -167,10 +171,12 @@ class ModelRouter(_UnlimitedRouter):
         self._tokens = None if token is None else (token,)
         self._by_name = dict(services)
         counts = Counter(service.model for service in services.values())
-        self._by_model = {
-            service.model if counts[service.model] == 1 else service.config.name: service
-            for service in services.values()
-        }
+        self._by_model = list_named(
+            {
+                service.model if counts[service.model] == 1 else service.config.name: service
+                for service in services.values()
+            }
+        )
 
     @property
     def is_serving(self) -> bool:
@@ -178,7 +184,7 @@ class ModelRouter(_UnlimitedRouter):
         return any(service.has_backend for service in self._by_model.values())
 
     def listed_names(self) -> list[str]:
-        """Return the names of the services that take requests."""
+        """Return the names of the services and adapters that take requests."""
         return list_served(self._by_model)
 
     def authorize(self, headers: Headers) -> Router:
@@ -186,15 +192,18 @@ class ModelRouter(_UnlimitedRouter):
         authorize(headers, self._tokens)
         return self
 
-    def services(self) -> Mapping[str, Service]:
-        """Return all services; two with one name in different namespaces are both listed as `<namespace>/<service>`."""
+    def services(self) -> Mapping[str, Service | ServiceAdapter]:
+        """Return all services and adapters; services that share one name are listed as `<namespace>/<service>`."""
         return self._by_model
 
-    def find_model(self, model: str | None) -> Service:
-        """Return the service of that name, with or without its namespace. Raises RequestError."""
+    def find_model(self, model: str | None) -> RequestedModel:
+        """Return the service or adapter of that name, with or without its namespace. Raises RequestError."""
         if model is None:
-            raise errors.missing_model(list_served(self._by_model))
-        service = self._by_model.get(model) or self._by_name.get(model)
+            raise errors.missing_model(self.listed_names())
+        if found := self._by_model.get(model) or self._by_name.get(model):
+            return found
+        name, colon, adapter = model.partition(":")
+        service = self._by_model.get(name) or self._by_name.get(name) if colon else None
         if service is None:
-            raise errors.model_not_found(model, list_served(self._by_model))
-        return service
+            raise errors.model_not_found(model, self.listed_names())
+        return service.find_adapter(model, adapter)

@@ -1,16 +1,21 @@
 """One service of the proxy: its current configuration, its queue, and its counts."""
 
 import asyncio
+import functools
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from crds.modelroute import Cause
 from gateway.event_log import EventRecord, log
-from gateway.proxy.config import Backend, ServiceStats
+from gateway.proxy import errors
+from gateway.proxy.config import Backend, BackendAdapter, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
 from gateway.proxy.metrics import ServiceMetrics
 from gateway.proxy.request_queue import RequestQueue
+from runtimes.registry import find_runtime
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
@@ -62,6 +67,9 @@ class RequestedModel(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Return what the list of models says of it beside its name."""
+
+    def find_adapter(self, model: str, adapter: str) -> "RequestedModel":
+        """Return what `model` names, an adapter of it. Raises RequestError: requests choose none of this name."""
 
     def choose_service(self, request: "InferenceRequest") -> "Service":
         """Return the service that gets a request first."""
@@ -119,10 +127,27 @@ class Service:
         lengths = [backend.context_length for backend in config.backends if backend.context_length]
         self._context_length = min(lengths, default=None)
         """The most tokens of a request; None: they are not known."""
-        if self.has_backend:
-            self.queue.admit_waiting()
-        else:
-            self.queue.refuse_waiting()
+        self.adapters = {name: ServiceAdapter(self, name) for name in self.list_adapters()}
+        """Those that requests choose, by name."""
+        self.queue.refuse_waiting(self.takes)
+        self.queue.admit_waiting()
+
+    def list_adapters(self) -> Iterable[str]:
+        """Return the names of the adapters that requests choose."""
+        adapters = (adapter.name for backend in self.config.backends for adapter in backend.adapters)
+        return dict.fromkeys(name for name in adapters if name)
+
+    def find_adapter(self, model: str, adapter: str) -> "RequestedModel":
+        """Return what `model` names, an adapter of the service. Raises RequestError."""
+        if found := self.adapters.get(adapter):
+            return found
+        if not self.config.backends:  # its adapters are not known yet
+            raise errors.service_unavailable(self.title)
+        raise errors.adapter_not_found(model, self.adapters)
+
+    def takes(self, request: "InferenceRequest") -> bool:
+        """Return whether a backend takes a request, now or when one of its slots is free."""
+        return any(backend.takes(request.adapter) for backend in self.config.backends)
 
     def describe(self) -> dict[str, object]:
         """Return what the list of models says of it beside its name; the most tokens by vLLM's name, as clients do."""
@@ -146,6 +171,8 @@ class Service:
     def take_backend(self, request: "InferenceRequest", tried: Collection[str] = ()) -> Backend | None:
         """Take a free slot of the least busy backend or, if some were tried and accept no connection, any other one."""
         in_flight, backends, demand = self._in_flight, self.config.backends, request.demand
+        if request.adapter:
+            backends = tuple(backend for backend in backends if backend.takes(request.adapter))
         if self.sharing:
             backends = tuple(backend for backend in backends if in_flight.find_reservation(backend, demand) is not None)
         backend = pick_backend(backends, in_flight.counts(), tried, only_free=not tried)
@@ -252,6 +279,70 @@ class Service:
                 fallback_from=request.attempts.fallback_from,
             )
         )
+
+
+class ServiceAdapter:
+    """An adapter of a service that is applied to the requests that name it, as `<service>:<adapter>`."""
+
+    def __init__(self, service: Service, name: str) -> None:
+        self.service = service
+        self.name = name
+        self.model = f"{service.model}:{name}"
+        self.title = service.title
+        self.header_line = service.header_line
+
+    @property
+    def created(self) -> int:
+        """When the service was made, in seconds since 1970."""
+        return self.service.created
+
+    @property
+    def has_backend(self) -> bool:
+        """True if a backend with the adapter takes new requests."""
+        return any(backend.takes(self.name) for backend in self.service.config.backends)
+
+    def describe(self) -> dict[str, object]:
+        """Return what the list of models says of the service."""
+        return self.service.describe()
+
+    def find_adapter(self, model: str, adapter: str) -> RequestedModel:
+        """Return none: an adapter has no adapters. Raises RequestError."""
+        del adapter
+        raise errors.adapter_not_found(model, self.service.adapters)
+
+    def choose_service(self, request: "InferenceRequest") -> Service:
+        """Return the service. Raises RequestError: its engine does not choose adapters on the path of the request."""
+        for backend in self.service.config.backends:
+            routes = find_runtime(backend.engine).adapter_routes
+            if backend.adapters and request.route not in routes:
+                raise errors.adapter_path(self.model, request.exchange.head.path, self.service.model)
+        request.adapter = self.name
+        return self.service
+
+    def find_fallback(self, cause: Cause, tried: Collection[Service]) -> Service | None:
+        """Return none: a client that names an adapter gets the answer of no other one."""
+        return self.service.find_fallback(cause, tried)
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_adapters(adapters: tuple[BackendAdapter, ...], chosen: str) -> Mapping[str, msgspec.Raw]:
+    """Return the fields by which an engine applies the chosen adapter, and those that are always applied.
+
+    Every request has them: an engine compares their list with that of the slot's last request, and forgets the prompt
+    if they differ. Only then may it go on from what it has computed, which it does not by default.
+    """
+    scales = [adapter.scale if adapter.name in {"", chosen} else 0 for adapter in adapters]
+    lora = msgspec.json.encode([{"id": number, "scale": scale} for number, scale in enumerate(scales)])
+    return {"cache_prompt": msgspec.Raw(b"true"), "lora": msgspec.Raw(lora)}
+
+
+def list_named(services: Mapping[str, Service]) -> dict[str, "Service | ServiceAdapter"]:
+    """Return services by name, and behind each of them its adapters, as `<name>:<adapter>`."""
+    named: dict[str, Service | ServiceAdapter] = {}
+    for name, service in services.items():
+        named[name] = service
+        named |= {f"{name}:{adapter}": chosen for adapter, chosen in service.adapters.items()}
+    return named
 
 
 def _truncate(seconds: float) -> float:

@@ -21,12 +21,12 @@ from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import errors, paths
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
-from gateway.proxy.request_body import RequestBody
+from gateway.proxy.request_body import NO_FIELDS, RequestBody
 from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBody
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import open_stream
 from gateway.proxy.served_routes import suggest_paths
-from gateway.proxy.service import SERVICE_HEADER, Service
+from gateway.proxy.service import SERVICE_HEADER, Service, choose_adapters
 from gateway.proxy.token_counts import TokenCount
 from gateway.proxy.token_lanes import UNKNOWN
 from runtimes.engine_errors import judge_error, read_error
@@ -174,7 +174,8 @@ class UpstreamRequest:
     def _send_over(self, connection: UpstreamConnection) -> None:
         """Send head and body over `connection`, with the engine's own name for the model and its key."""
         request = self._request
-        body = request.body.render_for_engine(self.backend.model)  # in pieces
+        choice = choose_adapters(self.backend.adapters, request.adapter) if self.backend.adapters else NO_FIELDS
+        body = request.body.render_for_engine(self.backend.model, choice)  # in pieces
         length = len(body[0]) if len(body) == 1 else sum(map(len, body))
 
         # A sum of bytes takes less than half of the time of formatting when the processor's caches are cold.

@@ -72,13 +72,14 @@ class FedCluster:
         phase: str = "Ready",
         token: str = TOKEN,
         node_speeds: Mapping[str, str] = {},
+        adapters: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Put a service with these endpoints, each at a host of its own, and its token; each node may have a speed."""
         self.put(
             INFERENCE_SERVICES,
             namespace,
             name,
-            spec={"modelRef": "weights", "access": {"namespaces": access}},
+            spec={"modelRef": "weights", "access": {"namespaces": access}, "adapters": adapters},
             status={
                 "phase": phase,
                 "serving": {"contextLength": 4096},

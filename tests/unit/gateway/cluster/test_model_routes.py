@@ -274,12 +274,19 @@ async def test_name_of_an_adapter_says_that_adapters_are_always_applied(
     for name in ("chat", "large"):
         await engines.serve(name)
     gateway.cluster.put_route("route", {"chat": 1})
-    for name in ("chat", "team-a/chat", "route"):
+    for name, reason in (
+        ("chat", "requests choose no such adapter"),
+        ("team-a/chat", "requests choose no such adapter"),
+        ("route", "adapters are chosen of services, and this is a ModelRoute"),
+    ):
         answer = await ask(http, gateway, f"{name}:style")
         assert (answer.status, error_code(json.loads(answer.text))) == (404, "model_not_found")
-        assert f"all adapters of a service are always applied: set `model` to {name}" in answer.text
+        assert answer.text.endswith(
+            f'{reason}: set `model` to {name}","type":"invalid_request_error","param":"model",'
+            '"code":"model_not_found"}}'
+        )
     for hidden in ("large:style", "nothing:style", ":style"):
-        assert "adapters" not in (await ask(http, gateway, hidden)).text
+        assert "adapter" not in (await ask(http, gateway, hidden)).text
 
 
 # Fallbacks

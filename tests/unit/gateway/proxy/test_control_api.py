@@ -14,6 +14,7 @@ from gateway.http.control_messages import ControlRefusal
 from gateway.proxy.build import BUILD
 from gateway.proxy.config import (
     Backend,
+    BackendAdapter,
     BackendHealth,
     BackendState,
     ListenerState,
@@ -50,6 +51,7 @@ CONFIG = ProxyConfig(
                     context_length=4096,
                     shared_tokens=1024,
                     previous_api_key="old",
+                    adapters=(BackendAdapter(0.5), BackendAdapter(1, "tone")),
                 ),
             ),
             queue_limit=7,
@@ -78,6 +80,7 @@ CONFIG_JSON = {
                     "contextLength": 4096,
                     "sharedTokens": 1024,
                     "previousApiKey": "old",
+                    "adapters": [{"scale": 0.5, "name": ""}, {"scale": 1.0, "name": "tone"}],
                 }
             ],
             "previousToken": None,

@@ -148,9 +148,9 @@ async def test_path_that_the_engine_lacks_is_refused_with_those_of_its_mode(
 async def test_requests_share_the_cells_that_the_arguments_state(run: Run, http: aiohttp.ClientSession) -> None:
     engine = Engine()
     async with fake_engine(engine) as backend:
-        proxy = await run(backend, "--concurrency=4", "--context-length=2048", "--shared-tokens=512")
+        proxy = await run(backend, "--concurrency=4", "--context-length=2048", "--shared-tokens=512", "--adapter=a:1")
         await proxy.until_health(200)
-        async with http.get(f"{proxy.url}/v1/models/tiny", headers=AUTHORIZED) as response:
+        async with http.get(f"{proxy.url}/v1/models/tiny:a", headers=AUTHORIZED) as response:
             assert (await response.json())["max_model_len"] == 2048
         engine.answering.clear()
         long = [asyncio.create_task(proxy.ask()) for _ in range(2)]

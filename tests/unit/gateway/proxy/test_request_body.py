@@ -157,6 +157,16 @@ def test_fields_that_load_weights_are_removed_for_an_engine_that_takes_any_model
     assert rewrite(read(b'{"adapters":"/etc"}'), None) == b"{}"
 
 
+@WAYS
+def test_added_fields_replace_those_that_load_weights_and_no_other(read: Callable[[bytes], RequestBody]) -> None:
+    added = {"n": msgspec.Raw(b"2"), "lora": msgspec.Raw(b"[]")}
+    for content, rendered in (
+        (b'{"model":"x","lora":[1],"n":1}', {"model": "x", "n": 1, "lora": []}),
+        (b'{"LORA":[1]}', {"n": 2, "lora": []}),
+    ):
+        assert json.loads(b"".join(read(content).render_for_engine(None, added))) == rendered
+
+
 @pytest.mark.parametrize("content", [b'{ "a":1, "model": "x" }\n', b"{}", b' {"Model":"x"}'])
 def test_large_body_for_an_engine_that_takes_any_model_stays_byte_by_byte(content: bytes) -> None:
     assert rewrite(read_scanned(content), None) == content

@@ -33,6 +33,7 @@ class PlainRequest:
     """A request that only takes part in the queue."""
 
     def __init__(self, demand: int) -> None:
+        self.adapter = ""
         self.demand = demand
         self.reserved = 0
         self.backend: Backend | None = None
