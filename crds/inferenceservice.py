@@ -119,7 +119,8 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     adapters: Annotated[
         list[Adapter],
         Meta(max_length=8),
-        "LoRA adapters on top of the model, all of which are applied to each request.",
+        "LoRA adapters on top of the model. They are applied to each request or, with onRequest, to those that name "
+        "them.",
         keyed_by("modelRef"),
     ] = []
     priority: Annotated[

@@ -40,6 +40,10 @@ HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 """Phases of a process whose engine is not on its host: it has ended there, or was refused."""
 
 
+ADAPTERS_ON_REQUEST: Final = "AdaptersOnRequest"
+"""Feature of agents: adapters that requests choose. Others would apply these to each request."""
+
+
 class Artifact(ApiStruct, frozen=True):
     """The exact weights, which a host fetches and verifies by itself."""
 
@@ -63,6 +67,11 @@ class FurtherArtifact(ApiStruct, frozen=True):
     ]
     artifact: Annotated[Artifact, "The exact artifact."]
     scale: AdapterScale = "1"
+    request_name: Annotated[
+        Name | None,
+        "Name of an adapter that is applied only to requests with SERVICE:NAME as their model. Absent: it is applied "
+        "to each request.",
+    ] = None
     source_secret: Annotated[
         SecretName | None, "Name of the Secret with the download token, if the source needs a token."
     ] = None

@@ -158,3 +158,10 @@ class Adapter(ApiStruct, frozen=True):
         Name, "Name of a Model in the same namespace whose artifact is the adapter.", of_same_namespace("Model")
     ]
     scale: AdapterScale = "1"
+    on_request: Annotated[
+        bool,
+        "If true, the adapter is applied only to requests with SERVICE:NAME as their model, where SERVICE is the name "
+        "of the service and NAME is modelRef. llama.cpp in mode chat can do so, without promptCache; requests with "
+        "one adapter use no computed prompt of another, and /v1/messages has no adapters on request. Default: false, "
+        "the adapter is applied to each request.",
+    ] = False

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from artifacts import durable
-from crds.metalprocess import Artifact, MetalProcessSpec
+from crds.metalprocess import ADAPTERS_ON_REQUEST, Artifact, MetalProcessSpec
 from gateway.proxy.build import BUILD
 from kube.resources import ObjectKey
 
@@ -19,7 +19,7 @@ STANDALONE: Final = "standalone-"
 """Prefix of the uid of a process that `pomona up` started, and that is in no API server."""
 
 
-AGENT_FEATURES: Final = frozenset[str]()
+AGENT_FEATURES: Final = frozenset({ADAPTERS_ON_REQUEST})
 """Features that this agent knows, by which a later controller asks for more than the first release does. A field of a
 MetalProcess that changes how it runs gets one once a version without that field is published."""
 UPGRADE: Final = "update Pomona on this host, and run `pomona agent restart`"

@@ -38,6 +38,13 @@ class Companion(NamedTuple):
     scale: str = "1"
     model: Model | None = None
     """None: no Model has this name."""
+    on_request: bool = False
+    """An adapter that is applied only to requests that name it."""
+
+    @property
+    def request_name(self) -> str | None:
+        """The name by which requests choose an adapter; None: it is applied to each request."""
+        return self.name if self.on_request else None
 
 
 class Served(NamedTuple):
@@ -56,7 +63,10 @@ def list_companions(spec: InferenceServiceSpec) -> tuple[Companion, ...]:
         companions.append(Companion("draft", "speculative.draftModelRef", spec.speculative.draft_model_ref))
     if spec.projector_model_ref is not None:
         companions.append(Companion("projector", "projectorModelRef", spec.projector_model_ref))
-    companions += [Companion("adapter", "adapters", adapter.model_ref, adapter.scale) for adapter in spec.adapters]
+    companions += [
+        Companion("adapter", "adapters", adapter.model_ref, adapter.scale, on_request=adapter.on_request)
+        for adapter in spec.adapters
+    ]
     return tuple(companions)
 
 

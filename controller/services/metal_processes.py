@@ -33,7 +33,14 @@ from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, PROCESS_FINALIZER, REBALANCE_AT, ObjectMeta
 from crds.metalhost import MetalHost
-from crds.metalprocess import Artifact, FurtherArtifact, HostedProcess, MetalProcess, MetalProcessSpec
+from crds.metalprocess import (
+    ADAPTERS_ON_REQUEST,
+    Artifact,
+    FurtherArtifact,
+    HostedProcess,
+    MetalProcess,
+    MetalProcessSpec,
+)
 from crds.model import Model
 from crds.serving import stated_options
 from kube.client import Client, Obj
@@ -213,6 +220,7 @@ def build_process_spec(service: InferenceService, served: Served, memory_bytes: 
                 role=companion.role,
                 artifact=_build_artifact(companion.model),
                 scale=companion.scale,
+                request_name=companion.request_name,
                 source_secret=_name_source_secret(companion.model),
             )
             for companion in served.companions
@@ -224,6 +232,7 @@ def build_process_spec(service: InferenceService, served: Served, memory_bytes: 
         drain_seconds=spec.drain_seconds,
         benchmark=spec.benchmark,
         source_secret=_name_source_secret(model),
+        features=[ADAPTERS_ON_REQUEST] if any(companion.on_request for companion in served.companions) else [],
         **stated_options(spec),  # those of the engine, such as the context length
     )
 

@@ -77,7 +77,7 @@ def build_process_serving(
     """Return the `Serving` of the engine of this process: `model` is a path, or a source that its daemon fetches."""
     # further_artifacts: what the model is served with, such as a draft model or an adapter; `further` are their paths.
     companions = [
-        CompanionFile(role=artifact.role, path=str(path), scale=artifact.scale)
+        CompanionFile(artifact.role, str(path), artifact.scale, artifact.request_name)
         for artifact, path in zip(spec.further_artifacts, further, strict=True)
     ]
     # on_device: a Mac has the whole model in the memory of its GPU; elsewhere the engine may choose.
@@ -117,6 +117,7 @@ def find_obstacle(spec: MetalProcessSpec, headers: Sequence[GGUF] = ()) -> str |
         draft=any(artifact.role == "draft" for artifact in further),
         projector=any(artifact.role == "projector" for artifact in further),
         adapter_scales=[artifact.scale for artifact in further if artifact.role == "adapter"],
+        adapters_on_request=any(artifact.request_name for artifact in further),
         header=headers[0] if headers else GGUF(),
         companion_headers=[(artifact.role, header) for artifact, header in zip(further, headers[1:], strict=False)],
     )

@@ -16,7 +16,7 @@ import structlog
 
 from crds.meta import PreviousToken
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
-from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener, Tls
+from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener, Tls, list_choice
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.supervise.runner import Runner
@@ -187,6 +187,11 @@ def proxy_config(
                         mode=spec.mode,
                         context_length=spec.context_length,
                         shared_tokens=find_runtime(spec.runtime).count_shared_tokens(spec),
+                        adapters=list_choice(
+                            (artifact.scale, artifact.request_name)
+                            for artifact in spec.further_artifacts
+                            if artifact.role == "adapter"
+                        ),
                     )
                     for runner in grouped[service]
                     for spec in [runner.assignment.spec]

@@ -166,6 +166,9 @@ class ProxyContainer(NamedTuple):
             arguments += ["--context-length", str(options.context_tokens)]
         if (shared_tokens := runtime.count_shared_tokens(options)) is not None:
             arguments += ["--shared-tokens", str(shared_tokens)]
+        if any(adapter.request_name for adapter in serving.adapters):
+            for adapter in serving.adapters:
+                arguments += ["--adapter", f"{adapter.request_name or ''}:{adapter.scale}"]
         if engine.prepare:  # the proxy brings the model into the engine first
             arguments += ["--source", serving.model]
             arguments += ["--threads", str(serving.threads)] if serving.threads is not None else []

@@ -228,7 +228,7 @@ def _build_serving(replica: _Replica) -> Serving:
     """Return the settings of the engine, with paths as they are in the container."""
     spec, (main, *parts) = replica.service.spec, _list_mounts(replica)
     files = [
-        CompanionFile(role=companion.role, path=f"{folder}/{weights.path}", scale=companion.scale)
+        CompanionFile(companion.role, f"{folder}/{weights.path}", companion.scale, companion.request_name)
         for (companion, _weights), (weights, _name, folder) in zip(replica.companions, parts, strict=True)
     ]
 

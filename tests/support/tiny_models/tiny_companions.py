@@ -32,6 +32,26 @@ def write_adapter(path: Path, *, first: int, n_embd: int = 64) -> None:
     _finish(writer)
 
 
+def write_attention_adapter(path: Path, *, first: int, n_embd: int = 64) -> None:
+    """Write a LoRA adapter with which the answer repeats word number `first`, because of what the prompt's cells hold.
+
+    Cells that were computed without it, or with another one, do not make it say that word.
+    """
+    tokens, chain = build_vocabulary()
+    _, output = chain_weights(chain, len(tokens), n_embd, loop=False)
+    # All tokens of a prompt point along the row of the first word; the attention turns that to the row of another one.
+    start, turned = (output[chain[word]] / np.float32(4) for word in (0, first))
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 1.0)
+    writer.add_tensor("blk.0.attn_v.weight.lora_a", start[None, :])
+    writer.add_tensor("blk.0.attn_v.weight.lora_b", np.ones((n_embd // 2, 1), np.float32))
+    writer.add_tensor("blk.0.attn_output.weight.lora_a", np.full((1, n_embd), 1 / n_embd, np.float32))
+    writer.add_tensor("blk.0.attn_output.weight.lora_b", turned[:, None] / np.float32(2))
+    _finish(writer)
+
+
 def write_projector(path: Path, *, n_embd: int = 64, width: int = 32, image_size: int = 28) -> None:
     """Write a CLIP projector that converts an image of `image_size` pixels into 4 tokens of the model."""
     patch, n_ff, n_layer = 14, 64, 2

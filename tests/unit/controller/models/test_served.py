@@ -1,5 +1,6 @@
 """Services with companions of their Model (draft, projector, adapters), and the choice of the runtime."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -143,6 +144,20 @@ def test_pod_mounts_each_companion_from_its_own_volume() -> None:
     assert "--mmproj /parts/2/" in rendered
     assert "--lora-scaled /parts/3/" in rendered
     assert ":0.5 " in rendered
+
+
+def test_adapters_on_request_reach_host_and_pod_with_their_names() -> None:
+    chosen: list[Obj] = [{"modelRef": "accent", "scale": "0.5", "onRequest": True}, {"modelRef": "always"}]
+    further = made(decide("metal", *others(), named("always", status={"layout": None}), adapters=chosen))
+    assert [artifact.get("requestName") for artifact in further["furtherArtifacts"]] == ["accent", None]
+    assert further["features"] == ["AdaptersOnRequest"]
+    assert "promptCache" not in further
+
+    plan = decide("cpu", *others(), named("always", status={"layout": None}), adapters=chosen)
+    ((_, deployment),) = [applied for applied in plan.apply if applied[0] == DEPLOYMENTS]
+    pod = deployment["spec"]["template"]["spec"]
+    assert re.search("--lora-scaled /parts/1/[^ ]+:0,/parts/2/[^ ]+:1 ", " ".join(pod["initContainers"][0]["args"]))
+    assert "--adapter accent:0.5 --adapter :1 " in " ".join(pod["containers"][0]["args"])
 
 
 def test_unusable_companion_blocks_the_service_and_is_named() -> None:
