@@ -26,12 +26,14 @@ async def post(cluster: Cluster, service: str, path: str, **body: Any) -> Any:
 @pytest.mark.parametrize("path", PATHS)
 async def test_draft_and_adapter_are_served_with_the_model_and_each_mode_answers(cluster: Cluster, path: str) -> None:
     tiny_companions.write_adapter(cluster.files.root / "accent.gguf", first=8)
+    tiny_companions.write_adapter(cluster.files.root / "tone.gguf", first=3)
     tiny_gguf.write(cluster.files.root / "embedder.gguf", pooling=gguf.PoolingType.MEAN)
     tiny_gguf.write(cluster.files.root / "ranker.gguf", pooling=gguf.PoolingType.RANK, scores=True)
     await cluster.apply(
         cluster.model(),
         cluster.model("small"),
         cluster.model("accent", file="accent.gguf"),
+        cluster.model("tone", file="tone.gguf"),
         cluster.model("embedder", file="embedder.gguf"),
         cluster.model("ranker", file="ranker.gguf"),
         cluster.service(
@@ -39,7 +41,7 @@ async def test_draft_and_adapter_are_served_with_the_model_and_each_mode_answers
             PATHS[path],
             contextLength=512,
             speculative={"draftModelRef": "small", "maxTokens": 4},
-            adapters=[{"modelRef": "accent"}],
+            adapters=[{"modelRef": "accent"}, {"modelRef": "tone", "scale": "3", "onRequest": True}],
         ),
         cluster.service("texts", PATHS[path], modelRef="embedder", mode="embeddings", contextLength=512),
         cluster.service("order", PATHS[path], modelRef="ranker", mode="rerank", contextLength=512),
@@ -49,9 +51,11 @@ async def test_draft_and_adapter_are_served_with_the_model_and_each_mode_answers
     senseless = await cluster.wait_for_phase("guess", "Failed", "InvalidSpec")
     assert "would answer numbers without meaning" in condition(senseless).message
     served = await cluster.get("chat")
-    assert condition(served, "ModelReady").message == "Models tiny, small, accent can be served"
+    assert condition(served, "ModelReady").message == "Models tiny, small, accent, tone can be served"
     # With the adapter the model begins in the middle of its sentence.
     assert (await cluster.ask("chat")).text.strip().startswith("It was written")
+    chosen = await post(cluster, "chat", "/v1/completions", model="chat:tone", prompt="Hi", max_tokens=2, temperature=0)
+    assert (chosen["model"], chosen["choices"][0]["text"].strip()) == ("chat:tone", "tiny model")
     (embedded,) = (await post(cluster, "texts", "/v1/embeddings", input="Hi"))["data"]
     assert len(embedded["embedding"]) == 64
     ranked = await post(cluster, "order", "/v1/rerank", query="Hi", documents=["Hi", "Ho"])
