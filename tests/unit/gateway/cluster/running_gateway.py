@@ -9,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import aiohttp
 import msgspec
+from aiohttp import web
 
 from crds.meta import gateway_token_key
 from gateway.cluster.cluster_feed import ClusterFeed
@@ -189,6 +191,40 @@ async def gateway_in_process(limiter: Limiter | None = None) -> AsyncIterator[Ru
             expiry.cancel()
             listener.unbind()
             await asyncio.wait_for(listener.finish(), 10)
+
+
+def ask(
+    http: aiohttp.ClientSession,
+    gateway: RunningGateway,
+    model: str | None = "chat",
+    *,
+    secret: str = SECRET,
+    stream: bool = False,
+) -> aiohttp.client._RequestContextManager:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream} | ({"model": model} if model else {})
+    headers = {"Authorization": f"Bearer {secret}"}
+    return http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers)
+
+
+class NamedEngine:
+    """Answers with its name, and keeps the tokens that it was sent."""
+
+    def __init__(self, name: str, *, accepts: str = "t") -> None:
+        self.name = name
+        self.tokens: list[str] = []
+        self.accepts = accepts
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.tokens.append(request.headers.get("Authorization", ""))
+        if self.tokens[-1] != f"Bearer {self.accepts}":
+            return web.json_response({"error": {"message": "wrong token"}}, status=401)
+        return web.json_response({"choices": [{"message": {"content": self.name}}], "model": "chat"})
+
+
+async def answer_of(response: aiohttp.ClientResponse) -> str:
+    answer = await response.json()
+    assert response.status == 200, answer
+    return str(answer["choices"][0]["message"]["content"])
 
 
 def digest(secret: str) -> str:
