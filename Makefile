@@ -55,6 +55,7 @@ test: test-fast binaries servers image-root ## Run all tests but the long ones; 
 .PHONY: test-long
 test-long: setup binaries servers prometheus image-root ## Run the long tests: chaos, crashes, disturbances, upgrades, Prometheus, the image; properties
 	@$(PYTEST) --numprocesses $$(nproc) --hypothesis-profile thorough -m hypothesis tests/unit
+	@$(BIN)/python -m tests.compiled
 	@$(WORKED) -m long $(SLOW)
 
 .PHONY: test-fast
@@ -103,7 +104,7 @@ durations: setup binaries servers prometheus image-root ## Write the table by wh
 	@$(WORKED) $(SLOW) --write-durations
 
 .PHONY: benchmarks
-benchmarks: setup ## Measure every figure beside its floor; NAME=one for one of them
+benchmarks: setup image-root ## Measure every figure beside its floor; NAME=one for one of them
 	@failed=0; for path in $(if $(NAME),benchmarks/$(NAME).py,$$(grep -l __main__ benchmarks/*.py)); do \
 	  name=$$(basename $$path .py); \
 	  echo "== $$name"; $(BIN)/python -m benchmarks.$$name || failed=1; \
@@ -184,9 +185,8 @@ lock: ## Refresh requirements.lock, and the locks of the image, from pyproject.t
 	  --extra controller --extra gateway --extra llama --extra mlx --extra dev pyproject.toml --output-file requirements.lock
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --constraint requirements.lock \
 	  --extra controller --extra gateway pyproject.toml --output-file $(IMAGE_LOCKS)/requirements.lock
-	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
-	  | $(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --constraint requirements.lock \
-	  - --output-file $(IMAGE_LOCKS)/build-requirements.lock
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-header --constraint requirements.lock \
+	  --group image-build --output-file $(IMAGE_LOCKS)/build-requirements.lock
 
 .PHONY: clean
 clean: ## Remove the virtual environment and what tools left; the cache of binaries stays

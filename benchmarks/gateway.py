@@ -39,7 +39,7 @@ from benchmarks.servers.gateways import (
 )
 from benchmarks.servers.ways import Way, run_server
 from gateway.http.limits import connection_caps
-from tests.controlplane import sandbox
+from tests.controlplane import pomona_image, sandbox
 
 CONNECTIONS: Final = 32
 SECONDS: Final = 2.0
@@ -175,6 +175,7 @@ async def main(parts: list[str]) -> None:
 
 if __name__ == "__main__":
     if not sandbox.inside():  # where nothing can be installed any more
+        pomona_image.ensure_root()
         for peer in PEERS:
             try:
                 install_peer(peer)

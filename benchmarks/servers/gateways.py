@@ -18,6 +18,7 @@ import psutil
 
 from benchmarks.clients.http_load import TOKEN
 from benchmarks.servers.cluster_api import SERVICE, write_kubeconfig
+from tests.controlplane import pomona_image
 from tests.support.free_ports import find_free_ports
 
 START_SECONDS: Final = 120.0
@@ -125,10 +126,14 @@ def on_processor(number: int) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def run_gateway(folder: Path, api_url: str, *prefix: str) -> AsyncIterator[GatewayServer]:
-    """Run Pomona's gateway on the cluster of an API server, until the context ends; `prefix` begins its command."""
+    """Run the gateway of Pomona's image on the cluster of an API server, until the context ends.
+
+    `prefix` begins its command.
+    """
+    program = pomona_image.find_program(pomona_image.find_root())
     port, metrics_port = (next(_ports) for _ in range(2))
     command = [
-        *(*prefix, sys.executable, "-m", "cli.main", "gateway", f"--kubeconfig={write_kubeconfig(folder, api_url)}"),
+        *(*prefix, *program, "gateway", f"--kubeconfig={write_kubeconfig(folder, api_url)}"),
         *(f"--address=127.0.0.1:{port}", f"--metrics-address=127.0.0.1:{metrics_port}", "--drain-seconds=0"),
     ]
     with _run(folder / "gateway.log", command, {}) as process:

@@ -76,7 +76,7 @@ def install_dependencies(root: Path, lock: Path) -> None:
 
 
 def install_project(root: Path, source: Path) -> None:
-    """Build Pomona's wheel with the build tools of their lock, and install it alone."""
+    """Build Pomona's wheel with the build tools of their lock, install it alone, and compile its busiest modules."""
     environment = _place(PREFIX, root)
     with tempfile.TemporaryDirectory() as folder:
         builder = _make_environment(Path(folder) / "builder")
@@ -86,6 +86,7 @@ def install_project(root: Path, source: Path) -> None:
         (wheel,) = Path(folder).glob("*.whl")
         before = set(_packages(environment).iterdir())
         _pip(environment, "--no-deps", "--no-index", str(wheel))
+        _build_extensions(builder, environment, wheel, source / "pyproject.toml")
     _compile(root, set(_packages(environment).iterdir()) - before)
     # An entry point names the interpreter by the path that it had at its installation; no other program is wanted.
     for program in (environment / "bin").iterdir():
@@ -149,6 +150,14 @@ def _compile(root: Path, places: Iterable[Path]) -> None:
     mode = ["-q", "-j", "0", "--invalidation-mode=unchecked-hash", "-x", RARE]
     paths = ["-s", str(root), "-p", "/", *map(str, places)]
     subprocess.run([sys.executable, "-m", "compileall", *mode, *paths], check=True)
+
+
+def _build_extensions(builder: Path, environment: Path, wheel: Path, configuration: Path) -> None:
+    """Put what `extensions.py` compiles beside the modules of the same names."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.unpack_archive(wheel, folder, "zip")
+        program = [builder / "bin/python", HERE / "extensions.py", environment / "bin/python", configuration]
+        subprocess.run([*program, _packages(environment)], cwd=folder, check=True)
 
 
 def _place(path: Path, root: Path) -> Path:

@@ -104,7 +104,7 @@ def choose_endpoint(
     for endpoint in order:
         if endpoint not in usable:
             continue
-        above_bound: float = endpoint.outstanding_tokens + tokens - endpoint.spare_requests * tokens
+        above_bound = float(endpoint.outstanding_tokens + tokens - endpoint.spare_requests * tokens)
         if above_bound > 0:
             bound_per_weight = bound_per_weight or _compute_bound(usable, tokens)
             above_bound -= bound_per_weight * endpoint.weight

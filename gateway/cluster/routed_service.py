@@ -6,9 +6,7 @@ Nothing waits here: each endpoint has a proxy of its own with a queue and slots,
 import time
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.cluster.affinity import find_affinity
 from gateway.cluster.endpoint_choice import EndpointGroup, GatewayEndpoint, choose_endpoint
@@ -29,7 +27,7 @@ _UNCOUNTED: Final = InFlight(lambda _: None)
 """Counts no requests: each endpoint has its outstanding tokens."""
 
 
-class RoutedBackends(msgspec.Struct, frozen=True):
+class RoutedBackends(NamedTuple):
     """The endpoints of a service. `name` is `<namespace>/<service>`."""
 
     name: str

@@ -241,8 +241,8 @@ class AnswerServer:
         return answer.encode_fields(), answer.body
 
 
-class _WholeBody(RequestReceiver):
-    """A body that is received whole before it is answered at once, so nothing is read again."""
+class _WholeBody:
+    """A body that is received whole before it is answered at once."""
 
     def __init__(self, server: AnswerServer, question: AskedQuestion, route: Route, limits: BodyLimits) -> None:
         self._server, self._question, self._route, self._limits = server, question, route, limits
@@ -273,6 +273,12 @@ class _WholeBody(RequestReceiver):
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
         """Refuse a request whose body does not come."""
         self._refuse(400, f"the body did not come: {error}")
+
+    def resume_writing(self) -> None:
+        """Do nothing: the answer is sent whole."""
+
+    def stop(self) -> None:
+        """Do nothing: the answer is sent at once."""
 
     def hang_up(self) -> None:
         """Take the body out of the budget, and free it."""

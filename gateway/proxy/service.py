@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from crds.modelroute import Cause
-from gateway.event_log import EventRecord, log
+from gateway.event_log import log
 from gateway.proxy import errors
 from gateway.proxy.config import Backend, BackendAdapter, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
 from gateway.proxy.metrics import ServiceMetrics
 from gateway.proxy.request_queue import RequestQueue
+from gateway.proxy.request_record import RequestRecord
 from runtimes.registry import find_runtime
 
 if TYPE_CHECKING:
@@ -76,24 +77,6 @@ class RequestedModel(Protocol):
 
     def find_fallback(self, cause: Cause, tried: Collection["Service"]) -> "Service | None":
         """Return the service that stands in for the one that has failed by `cause`; None: there is none."""
-
-
-class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_finished"):
-    """The log line of a request; it has nothing of the request's content."""
-
-    service: str
-    route: str
-    status: int
-    seconds: float
-    queued_seconds: float
-    first_token_seconds: float | None
-    tokens_in: int | None
-    tokens_out: int | None
-    request_id: str
-    error: str = ""
-    key: str = ""
-    fallback_from: tuple[str, ...] = ()
-    """The services for which this one stood in, each with the cause."""
 
 
 class Service:

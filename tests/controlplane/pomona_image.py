@@ -83,6 +83,17 @@ def ensure_root() -> Path:
     return root
 
 
+def find_packages(root: Path) -> Path:
+    """Return the folder of Pomona and its libraries below a root."""
+    (folder,) = root.glob("opt/pomona/lib/python*/site-packages")
+    return folder
+
+
+def find_program(root: Path) -> list[str]:
+    """Return the command that runs the `pomona` of a root by this machine's Python, without a container."""
+    return [str(root / "opt/pomona/bin/python"), "-P", "-m", "cli.main"]
+
+
 def assemble_dependencies(lock: Path, key: str) -> Path:
     """Return a root with the packages of a lock; assemble it if it is not in the user's cache under this key."""
     folder = cache_folder() / "image"

@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import json
 import re
-import sys
 import time
 from base64 import b64decode
 from collections import Counter
@@ -36,6 +35,7 @@ from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, MO
 from tests.cluster.conftest import HUB_PORT, StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster
 from tests.cluster.shared_controller import SharedController
+from tests.controlplane import pomona_image
 from tests.controlplane.members import MetalHost
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane, PlaneError
@@ -94,7 +94,7 @@ async def gateway(
     await shared_controller.lend("--gateway")
     kubeconfig = await plane.service_account_kubeconfig("pomona-system", "pomona-gateway")
     argv = [
-        *(sys.executable, "-m", "cli.main", "gateway", f"--kubeconfig={kubeconfig}"),
+        *(*pomona_image.find_program(pomona_image.find_root()), "gateway", f"--kubeconfig={kubeconfig}"),
         *("--address=127.0.0.1:8095", "--metrics-address=127.0.0.1:8096", "--drain-seconds=5"),
     ]
     process = Process("gateway", argv, tmp_path / "gateway.log")

@@ -14,7 +14,7 @@ from gateway.http.peer_probes import ANSWER_SECONDS, SILENCE_SECONDS
 from gateway.proxy import errors
 from gateway.proxy.keep_alive import COMMENT_SECONDS, FIRST_COMMENT_SECONDS
 from gateway.proxy.paths import MODELS, resolve_alias
-from gateway.proxy.service import RequestRecord
+from gateway.proxy.request_record import RequestRecord
 from tests.controlplane.process import CHECKOUT
 from tests.support.documents import list_blocks
 

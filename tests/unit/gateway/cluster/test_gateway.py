@@ -178,6 +178,7 @@ async def test_stream_of_another_key_goes_on(gateway: RunningGateway, http: aioh
     ("path", "comment"),
     [("/v1/chat/completions", b": waiting\n\n"), ("/v1/messages", b'event: ping\ndata: {"type": "ping"}\n\n')],
 )
+@pytest.mark.interpreted
 async def test_stream_that_waits_gets_comments(
     gateway: RunningGateway,
     http: aiohttp.ClientSession,
@@ -204,6 +205,7 @@ async def test_stream_that_waits_gets_comments(
             assert b"upstream_failed" in rest or b"api_error" in rest
 
 
+@pytest.mark.interpreted
 async def test_error_after_comments_is_an_event(
     gateway: RunningGateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionCaps
+
+pytestmark = pytest.mark.interpreted
 
 
 class Connection:

@@ -227,6 +227,7 @@ def test_server_without_tls_accepts_no_request(new_loop: Loop, talk: Talk, reaso
 
 
 @ON_BOTH_LOOPS
+@pytest.mark.interpreted
 def test_server_that_is_silent_in_the_handshake_is_given_up_in_time(
     new_loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

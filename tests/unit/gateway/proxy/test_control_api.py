@@ -224,6 +224,7 @@ async def test_version_is_the_one_by_which_agents_compare(proxy: ProxyProcess) -
     assert BUILD.partition("+")[0] == metadata.version("pomona")
 
 
+@pytest.mark.interpreted
 def test_metrics_are_read_by_prometheus_as_they_were_counted() -> None:
     service = Service(make_service(name='n"s/tiny'), InFlight(lambda _: None))
     counts = service.metrics

@@ -94,6 +94,7 @@ async def test_ended_request_does_not_wait_for_the_garbage_collector() -> None:
         gc.enable()
 
 
+@pytest.mark.interpreted
 async def test_last_piece_of_a_stream_is_sent_with_the_end(
     monkeypatch: pytest.MonkeyPatch, http: aiohttp.ClientSession
 ) -> None:

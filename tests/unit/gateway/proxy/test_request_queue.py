@@ -46,6 +46,7 @@ def retry_seconds(*durations: float, in_flight: int) -> int:
         ((1000.0,), 1, 60),
     ],
 )
+@pytest.mark.interpreted
 def test_refused_client_is_told_when_a_slot_is_likely_to_be_free(
     durations: tuple[float, ...], in_flight: int, seconds: int
 ) -> None:

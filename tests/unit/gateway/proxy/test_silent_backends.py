@@ -3,6 +3,7 @@
 import asyncio
 
 import aiohttp
+import pytest
 
 from gateway.proxy.config import BackendHealth
 from tests.unit.gateway.proxy.health_reports import answer_after, ask, collected_reports, next_report
@@ -15,6 +16,7 @@ from tests.unit.gateway.proxy.running_proxy import (
 )
 
 
+@pytest.mark.interpreted
 async def test_engine_that_falls_silent_within_a_stream_is_reported_until_it_goes_on(
     impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:
@@ -34,6 +36,7 @@ async def test_engine_that_falls_silent_within_a_stream_is_reported_until_it_goe
             assert (await stream.read()).endswith(DONE_EVENT)
 
 
+@pytest.mark.interpreted
 async def test_engine_that_hangs_at_its_first_request_is_reported(
     impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:

@@ -87,6 +87,7 @@ DEMANDS = st.sampled_from([0, 1, 30, 50, SHARED, UNKNOWN, UNKNOWN, ALONE])
 
 
 @given(st.lists(st.tuples(st.sampled_from(["arrive", "arrive", "end", "leave"]), DEMANDS, st.integers(0, 99))))
+@pytest.mark.interpreted
 def test_what_runs_fits_into_the_cells_and_none_waits_for_ever(steps: list[tuple[str, int, int]]) -> None:
     traffic = Traffic(BACKEND)
     for action, demand, index in steps:
@@ -121,6 +122,7 @@ def assert_fits(running: list[PlainRequest]) -> None:
     assert sum(demands[:-1]) <= SHARED
 
 
+@pytest.mark.interpreted
 def test_small_request_leaves_the_long_lane_to_others() -> None:
     traffic = Traffic(BACKEND)
     small, large, second = traffic.arrive(60), traffic.arrive(UNKNOWN), traffic.arrive(60)
@@ -129,6 +131,7 @@ def test_small_request_leaves_the_long_lane_to_others() -> None:
     assert traffic.running == [small, second], "a small one takes whichever lane is free first"
 
 
+@pytest.mark.interpreted
 def test_request_that_leaves_lets_smaller_ones_behind_it_run() -> None:
     traffic = Traffic(BACKEND)
     traffic.arrive(UNKNOWN)
@@ -139,6 +142,7 @@ def test_request_that_leaves_lets_smaller_ones_behind_it_run() -> None:
     assert small in traffic.running
 
 
+@pytest.mark.interpreted
 def test_each_backend_has_lanes_of_its_own_or_none() -> None:
     traffic = Traffic(BACKEND, Backend("b", "http://127.0.0.1:2", concurrency=1))
     uids = [request.backend.uid for request in [traffic.arrive(UNKNOWN) for _ in range(2)] if request.backend]
@@ -148,6 +152,7 @@ def test_each_backend_has_lanes_of_its_own_or_none() -> None:
     assert other is None, "also in place of a backend that accepts no connection, no request exceeds the cells"
 
 
+@pytest.mark.interpreted
 def test_requests_of_an_older_proxy_count_as_long_ones() -> None:
     traffic = Traffic(BACKEND)
     traffic.in_flight.count_elsewhere({"a": 2})
@@ -246,6 +251,7 @@ async def test_prompt_that_the_engine_does_not_count_is_as_long_as_can_be(status
     assert await count_prompt(POOL, structs.replace(backend, engine="llama.cpp"), "chat", body) == UNKNOWN, "it is gone"
 
 
+@pytest.mark.interpreted
 async def test_engine_that_hangs_while_it_counts_holds_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(_: web.BaseRequest) -> web.StreamResponse:
         return await asyncio.Future()
