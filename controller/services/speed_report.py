@@ -105,7 +105,7 @@ def report_node_speeds(
     """Return `status.nodeSpeeds`: the speed on each node and host with a replica, if they differ notably; else none.
 
     Each change of it moves conversations of the gateway to other replicas. So the last report stays as long as it has
-    the same nodes and each speed is about the same, and its nodes stay in it while no speed can be told.
+    the same nodes and each speed is about the same, and a node whose speed cannot be told now keeps the last one.
 
     Args:
         last: the last report.
@@ -113,15 +113,15 @@ def report_node_speeds(
         nodes: names of the nodes and hosts with a replica.
         class_by_node: the device class of these, as far as it is known.
     """
-    if not classes:
-        return [speed for speed in last if speed.node in nodes]
-
     by_class = {speed.device_class: speed.tokens_per_second for speed in classes}
     found = [
         NodeSpeed(node=node, tokens_per_second=rate)
         for node, device_class in sorted(class_by_node.items())
         if (rate := by_class.get(device_class))
     ]
+    # A node whose speed cannot be told now keeps the last one.
+    told = {speed.node for speed in found}
+    found += [speed for speed in last if speed.node in nodes and speed.node not in told]
     rates, last_rates = (
         {speed.node: read_rate(speed.tokens_per_second) or 0.0 for speed in speeds} for speeds in (found, last)
     )

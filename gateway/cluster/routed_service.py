@@ -132,13 +132,14 @@ class RoutedService(Service):
     def may_try_elsewhere(self, backend: Backend) -> bool:
         """Decide whether a request that an endpoint has failed may go to another one, by the budget of such tries.
 
-        Those of an ejected endpoint need none: it gets no more requests, so that they cannot multiply.
+        Those of an ejected endpoint need none, as long as another one works: it gets no more requests, so that they
+        cannot multiply.
         """
-        if len(self._group.endpoints) <= 1:
-            return False
         now, endpoint = time.monotonic(), self.endpoints.get(backend.uid)
-        is_ejected = endpoint is not None and endpoint.health.ejected_until > now
-        return is_ejected or self._retries.try_take(now)
+        ejected = [other for other in self._group.endpoints if other.health.ejected_until > now]
+        if endpoint in ejected and len(ejected) < len(self._group.endpoints):
+            return True
+        return len(self._group.endpoints) > 1 and self._retries.try_take(now)
 
     def note_unreachable(self, backend: Backend) -> None:
         """Eject an endpoint that accepts no connection, before the API server hears of it."""

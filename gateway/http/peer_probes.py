@@ -8,9 +8,9 @@ import ipaddress
 import socket
 from typing import Final
 
-ANSWER_SECONDS: Final = 1.5
-"""A peer that acknowledges nothing for so long before its answer begins is given up, where another one may answer: the
-probe of the first second was lost, and the kernel looks again after the next one."""
+ANSWER_SECONDS: Final = 2.5
+"""A peer that acknowledges nothing for so long before its answer begins is given up, where another one may answer. The
+kernel looks once a second, so that is after three seconds, and one lost probe ends no prompt that takes a minute."""
 SILENCE_SECONDS: Final = 10.0
 """Else it has longer: nobody else can answer, or go on with an answer, and a network of radio may come back."""
 GONE: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})

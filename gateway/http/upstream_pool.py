@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from gateway.http.joined_writes import JoinedWrites
 from gateway.http.upstream_connection import UpstreamConnection
 
-CONNECT_SECONDS: Final = 2.0
+CONNECT_SECONDS: Final = 1.5
 IDLE_SECONDS: Final = 2.0
 _IDLE_CONNECTIONS: Final = 64
 """Kept for one upstream at most."""

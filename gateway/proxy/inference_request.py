@@ -330,7 +330,11 @@ class InferenceRequest:
         route. Return False if there is none.
         """
         service, attempts = self._service, self.attempts
-        if service is None or self.body is NO_BODY or not (cause := attempts.find_cause(error)):
+        if service is None or self.body is NO_BODY:
+            return False
+        if self.adapter and error.status == HTTPStatus.NOT_FOUND and self._move(backend, service):
+            return True  # without work: the replica is of an earlier spec, which has no such adapter
+        if not (cause := attempts.find_cause(error)):
             return False
         if attempts.may_move(cause) and service.may_try_elsewhere(backend) and self._move(backend, service):
             attempts.note_move()

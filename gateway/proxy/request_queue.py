@@ -44,8 +44,11 @@ class RequestQueue:
         return len(self._waiting)
 
     def take_free_slot(self, request: "InferenceRequest") -> Backend | None:
-        """Take a free slot for a request that has not waited; None if none is free, or others wait for it."""
-        if self._waiting or self.limit < 0:
+        """Take a free slot for a request that has not waited; None if none is free, or others wait for it.
+
+        Those that wait for another adapter do not wait for its slot: perhaps another backend has that.
+        """
+        if self.limit < 0 or any(waiting.adapter in ("", request.adapter) for waiting in self._waiting):
             return None
         slot = self._take_slot(request)
         if slot is not None:
@@ -88,7 +91,7 @@ class RequestQueue:
                 self.in_flight += 1
                 request.take_slot(slot)  # this may admit others
                 position = -1
-            elif request.demand != UNKNOWN:
+            elif request.demand != UNKNOWN and not request.adapter:
                 break
             position += 1
 

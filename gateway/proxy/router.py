@@ -96,7 +96,8 @@ class _UnlimitedRouter:
     """The part of a router whose clients have no keys of their own: no limits, and a token that is not revoked."""
 
     counts_tokens = False
-    namespace = key = ""
+    namespace = ""
+    key = ""
 
     def admit(self, request: "InferenceRequest", service: Service) -> None:
         """Admit each request: only a gateway has limits."""
@@ -109,7 +110,10 @@ class _UnlimitedRouter:
 
 
 class SingleServiceRouter(_UnlimitedRouter):
-    """The port of one service: whatever model a request names, that service answers."""
+    """The port of one service: it answers whatever model a request names, but for adapters that it does not have.
+
+    `SERVICE:NAME` is one: the answer of the plain model would pass for that of the adapter.
+    """
 
     keeps_open = False
 

@@ -105,7 +105,14 @@ def test_speeds_stay_while_the_spec_cannot_be_served() -> None:
     """Such as after an edit of the Model: its replicas serve on, and their conversations stay."""
     last = list_speeds(**{"gpu-a": 120.0, "studio-1": 30.0})
     assert list(report_node_speeds(last, (), {"gpu-a", "studio-1"}, {})) == last
-    assert list(report_node_speeds(last, (), {"studio-1"}, {})) == last[1:]
+    assert list(report_node_speeds(last, (), {"studio-1"}, {})) == []
+
+
+def test_node_whose_speed_cannot_be_told_now_keeps_the_last_one() -> None:
+    last = list_speeds(**{"gpu-a": 120.0, "studio-1": 30.0})
+    assert report(last, list_classes(None, None)) == last
+    assert report(last, list_classes(mac=None)) == last
+    assert list(report_node_speeds(last, list_classes(), PLACES.keys(), {"gpu-a": H100})) == last
 
 
 def test_rate_that_is_no_number_is_replaced() -> None:

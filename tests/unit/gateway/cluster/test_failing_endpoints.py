@@ -137,3 +137,14 @@ async def test_engine_error_is_not_tried_elsewhere(gateway: RunningGateway, http
         async with ask(http, gateway) as response:
             assert response.status == 500
     assert asked == 1
+
+
+async def test_retries_keep_to_the_budget_while_all_endpoints_are_ejected(gateway: RunningGateway) -> None:
+    gateway.cluster.serve("team-a", "chat", "http://10.255.0.1:1", "http://10.255.0.2:1")
+    await asyncio.sleep(0)  # the slices are read at the end of the loop's pass
+    service = gateway.cluster.feed.catalog.services[ObjectKey("team-a", "chat")]
+    one, other = service.config.backends
+    service.note_unreachable(one)
+    assert sum(service.may_try_elsewhere(one) for _ in range(100)) == 100
+    service.note_unreachable(other)
+    assert sum(service.may_try_elsewhere(one) for _ in range(100)) == FREE_RETRIES

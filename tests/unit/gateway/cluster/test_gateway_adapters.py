@@ -7,9 +7,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from msgspec import structs
 
+from gateway.proxy.config import BackendAdapter
 from tests.unit.gateway.cluster.running_gateway import AUTHORIZED, RunningGateway
-from tests.unit.gateway.proxy.running_proxy import error_code, fake_engine
+from tests.unit.gateway.proxy.running_proxy import TOKEN, error_code, fake_engine, proxy_in_process
 
 ADAPTERS = ({"modelRef": "tone", "onRequest": True}, {"modelRef": "voice", "onRequest": True}, {"modelRef": "weak"})
 
@@ -139,3 +141,18 @@ async def test_refusal_of_the_endpoint_reaches_the_client(
     assert status == 400
     assert "no adapter here" in json.dumps(answer)
     assert endpoint.models == ["chat:tone"]
+
+
+async def test_adapter_is_asked_of_a_replica_that_has_it_during_a_rollout(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    async with fake_engine(Endpoint()) as engine:
+        new = structs.replace(engine, engine="llama.cpp", mode="chat", adapters=(BackendAdapter(1, "tone"),))
+        old = structs.replace(engine, engine="llama.cpp", mode="chat")
+        async with proxy_in_process(new) as (_, new_url), proxy_in_process(old) as (_, old_url):
+            gateway.cluster.put_key()
+            gateway.cluster.serve("team-a", "tiny", new_url, old_url, token=TOKEN, adapters=ADAPTERS)
+            for number in range(20):
+                body = {"model": "tiny:tone", "messages": [{"role": "user", "content": f"conversation {number}"}]}
+                async with http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
+                    assert response.status == 200

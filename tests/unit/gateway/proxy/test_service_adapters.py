@@ -183,3 +183,21 @@ async def test_request_that_waits_for_an_adapter_is_refused_once_no_backend_has_
         assert service.queue.queued == 2
         engine.open.set()
         assert [(await task)[0] for task in (running, waiting[0], waiting[2])] == [200, 200, 200]
+
+
+async def test_request_that_waits_for_an_adapter_stops_no_other_at_a_backend_without_it(
+    http: aiohttp.ClientSession,
+) -> None:
+    busy, idle = Engine(), Engine()
+    busy.open.clear()
+    async with fake_engine(busy) as one, fake_engine(idle, uid="idle") as two:
+        with_adapter = structs.replace(one, adapters=ADAPTERS, engine="llama.cpp", mode="chat", concurrency=1)
+        without = structs.replace(two, engine="llama.cpp", mode="chat", concurrency=1)
+        async with proxy_in_process(with_adapter, without) as (listeners, url):
+            (service,) = listeners.services.values()
+            with_tone = [asyncio.ensure_future(ask(http, url, model="tiny:tone")) for _ in range(2)]
+            await eventually(lambda: bool(busy.bodies) and service.queue.queued == 1)
+            assert (await asyncio.wait_for(ask(http, url, model="tiny"), 20))[0] == 200
+            assert service.queue.queued == 1
+            busy.open.set()
+            assert [status for status, _ in await asyncio.gather(*with_tone)] == [200, 200]
