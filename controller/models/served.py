@@ -38,13 +38,8 @@ class Companion(NamedTuple):
     scale: str = "1"
     model: Model | None = None
     """None: no Model has this name."""
-    on_request: bool = False
-    """An adapter that is applied only to requests that name it."""
-
-    @property
-    def request_name(self) -> str | None:
-        """The name by which requests choose an adapter; None: it is applied to each request."""
-        return self.name if self.on_request else None
+    request_name: str | None = None
+    """Name by which requests choose an adapter; None: it is applied to each request."""
 
 
 class Served(NamedTuple):
@@ -63,10 +58,9 @@ def list_companions(spec: InferenceServiceSpec) -> tuple[Companion, ...]:
         companions.append(Companion("draft", "speculative.draftModelRef", spec.speculative.draft_model_ref))
     if spec.projector_model_ref is not None:
         companions.append(Companion("projector", "projectorModelRef", spec.projector_model_ref))
-    companions += [
-        Companion("adapter", "adapters", adapter.model_ref, adapter.scale, on_request=adapter.on_request)
-        for adapter in spec.adapters
-    ]
+    for adapter in spec.adapters:
+        request_name = adapter.model_ref if adapter.on_request else None
+        companions.append(Companion("adapter", "adapters", adapter.model_ref, adapter.scale, request_name=request_name))
     return tuple(companions)
 
 

@@ -232,7 +232,7 @@ def build_process_spec(service: InferenceService, served: Served, memory_bytes: 
         drain_seconds=spec.drain_seconds,
         benchmark=spec.benchmark,
         source_secret=_name_source_secret(model),
-        features=[ADAPTERS_ON_REQUEST] if any(companion.on_request for companion in served.companions) else [],
+        features=[ADAPTERS_ON_REQUEST] if any(companion.request_name for companion in served.companions) else [],
         **stated_options(spec),  # those of the engine, such as the context length
     )
 

@@ -229,7 +229,7 @@ def _find_unmet_demand(
         draft="draft" in roles,
         projector="projector" in roles,
         adapter_scales=[companion.scale for companion in companions if companion.role == "adapter"],
-        adapters_on_request=any(companion.on_request for companion in companions),
+        adapters_on_request=any(companion.request_name for companion in companions),
         header=model.status.gguf or GGUF(),
         companion_headers=[
             (companion.role, companion.model.status.gguf)

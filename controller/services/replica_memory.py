@@ -158,7 +158,7 @@ def describe_workload(served: Served, stated_bytes: int | None = None) -> Worklo
         served.runtime,
         draft=draft.status.layout if draft else None,
         further_bytes=further,
-        adapters_on_request=any(companion.on_request for companion in served.companions),
+        adapters_on_request=any(companion.request_name for companion in served.companions),
         stated_bytes=stated_bytes,
         quantization=header.quantization if (header := served.model.status.gguf) else "",
     )
