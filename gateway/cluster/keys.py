@@ -108,7 +108,7 @@ class ClientKey:
         return self._listed
 
     def find_model(self, model: str | None) -> RequestedModel:
-        """Return the route or service that a request names. Raises RequestError: the key may use none of this name.
+        """Return the route, service or adapter of this name. Raises RequestError: the key may use none of this name.
 
         A name without a namespace is one of the key's own namespace, so that no other one can take a name over.
         """
@@ -127,7 +127,7 @@ class ClientKey:
         self._found[model] = found
         return found
 
-    def _find(self, model: str) -> RequestedModel | None:
+    def _find(self, model: str) -> RoutedService | UsableRoute | None:
         """Return the route or service of this name, or None if the key may use none."""
         return self._find_route(model) or self._find_service(ObjectKey(*split_service(model, self.namespace)))
 

@@ -16,7 +16,7 @@ from gateway.cluster.watched_objects import WatchedService
 from gateway.proxy import errors
 from gateway.proxy.config import Backend
 from gateway.proxy.load_balancer import InFlight
-from gateway.proxy.service import RequestedModel, Service
+from gateway.proxy.service import Service, ServiceAdapter
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
@@ -78,8 +78,8 @@ class RoutedService(Service):
         """Return the names of the adapters that requests choose, whether or not an endpoint has them yet."""
         return [adapter.model_ref for adapter in self.watched.spec.adapters if adapter.on_request]
 
-    def find_adapter(self, model: str, adapter: str) -> RequestedModel:
-        """Return what `model` names, an adapter of the service. Raises RequestError."""
+    def find_adapter(self, model: str, adapter: str) -> ServiceAdapter:
+        """Return the adapter that `model` names. Raises RequestError: requests choose none of this name."""
         if found := self.adapters.get(adapter):
             return found
         if any(known.model_ref == adapter for known in self.watched.spec.adapters):

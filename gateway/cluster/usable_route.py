@@ -7,14 +7,13 @@ the gateway chooses alike, and an edit of a weight moves no more conversations t
 import random
 from collections.abc import Callable, Collection
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, NoReturn, get_args
 
 from crds.modelroute import Cause
 from gateway.cluster.endpoint_choice import hash_seed, score_choice
 from gateway.cluster.routed_service import RoutedService, read_affinity
 from gateway.cluster.watched_objects import RouteTarget, WatchedRoute
 from gateway.proxy import errors
-from gateway.proxy.service import RequestedModel
 
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest
@@ -55,8 +54,8 @@ class UsableRoute:
         """True if a request has a service to go to."""
         return bool(self._weights) or self.find_fallback("Unavailable", ()) is not None
 
-    def find_adapter(self, model: str, adapter: str) -> RequestedModel:
-        """Return none: a route has no adapters. Raises RequestError."""
+    def find_adapter(self, model: str, adapter: str) -> NoReturn:
+        """Raise RequestError: a route has no adapters."""
         del adapter
         raise errors.adapter_not_found(model, (), "adapters are chosen of services, and this is a ModelRoute")
 

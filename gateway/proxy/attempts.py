@@ -19,7 +19,7 @@ class Attempts:
 
     def __init__(self) -> None:
         self.model: RequestedModel | None = None
-        """The service or route that the request names; None before its body is read."""
+        """The service, adapter or route that the request names; None before its body is read."""
         self.uids: list[str] = []
         """Backends that accepted no connection, or failed before they answered."""
         self.fallback_from: tuple[str, ...] = ()

@@ -52,13 +52,13 @@ class Router(Protocol):
         """The client's key in the log, `<namespace>/<name>`; empty: it has none of its own."""
 
     def services(self) -> Mapping[str, RequestedModel]:
-        """Return the services and routes, by the model name that clients use."""
+        """Return the services, adapters and routes, by the model name that clients use."""
 
     def listed_names(self) -> list[str]:
         """Return the sorted names in the list of models."""
 
     def find_model(self, model: str | None) -> RequestedModel:
-        """Return the service or route that a request names. Raises RequestError."""
+        """Return the service, adapter or route that a request names. Raises RequestError."""
 
     def admit(
         self, request: "InferenceRequest", service: Service
@@ -164,8 +164,10 @@ class ModelRouter(_UnlimitedRouter):
         """The router's token, which is valid for every service; None admits programs of this machine only."""
         self._by_name: Mapping[str, Service] = {}
         """By the full name, `<namespace>/<service>`."""
-        self._by_model: Mapping[str, Service | ServiceAdapter] = {}
+        self._by_model: Mapping[str, Service] = {}
         """By the name without the namespace; by the full name where several services share the short one."""
+        self._listed: Mapping[str, Service | ServiceAdapter] = {}
+        """The same services, and their adapters."""
 
     def configure(self, token: str | None, services: Mapping[str, Service]) -> None:
         """Route to `services`, as they are configured now, for clients with `token`.
@@ -175,12 +177,11 @@ class ModelRouter(_UnlimitedRouter):
         self._tokens = None if token is None else (token,)
         self._by_name = dict(services)
         counts = Counter(service.model for service in services.values())
-        self._by_model = list_named(
-            {
-                service.model if counts[service.model] == 1 else service.config.name: service
-                for service in services.values()
-            }
-        )
+        self._by_model = {
+            service.model if counts[service.model] == 1 else service.config.name: service
+            for service in services.values()
+        }
+        self._listed = list_named(self._by_model)
 
     @property
     def is_serving(self) -> bool:
@@ -189,7 +190,7 @@ class ModelRouter(_UnlimitedRouter):
 
     def listed_names(self) -> list[str]:
         """Return the names of the services and adapters that take requests."""
-        return list_served(self._by_model)
+        return list_served(self._listed)
 
     def authorize(self, headers: Headers) -> Router:
         """Admit clients with the token or, if there is none, programs of this machine. Raises RequestError."""
@@ -198,7 +199,7 @@ class ModelRouter(_UnlimitedRouter):
 
     def services(self) -> Mapping[str, Service | ServiceAdapter]:
         """Return all services and adapters; services that share one name are listed as `<namespace>/<service>`."""
-        return self._by_model
+        return self._listed
 
     def find_model(self, model: str | None) -> RequestedModel:
         """Return the service or adapter of that name, with or without its namespace. Raises RequestError."""

@@ -52,7 +52,7 @@ class ServiceConfig(Protocol):
 
 
 class RequestedModel(Protocol):
-    """The bearer of a name that clients use for a model: a service, or a route to several of them."""
+    """The bearer of a name that clients use for a model: a service, its adapter, or a route to several services."""
 
     @property
     def model(self) -> str:
@@ -68,9 +68,6 @@ class RequestedModel(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Return what the list of models says of it beside its name."""
-
-    def find_adapter(self, model: str, adapter: str) -> "RequestedModel":
-        """Return what `model` names, an adapter of it. Raises RequestError: requests choose none of this name."""
 
     def choose_service(self, request: "InferenceRequest") -> "Service":
         """Return the service that gets a request first."""
@@ -120,8 +117,8 @@ class Service:
         adapters = (adapter.name for backend in self.config.backends for adapter in backend.adapters)
         return dict.fromkeys(name for name in adapters if name)
 
-    def find_adapter(self, model: str, adapter: str) -> "RequestedModel":
-        """Return what `model` names, an adapter of the service. Raises RequestError."""
+    def find_adapter(self, model: str, adapter: str) -> "ServiceAdapter":
+        """Return the adapter that `model` names. Raises RequestError: requests choose none of this name."""
         if found := self.adapters.get(adapter):
             return found
         if not self.config.backends:  # its adapters are not known yet
@@ -287,11 +284,6 @@ class ServiceAdapter:
     def describe(self) -> dict[str, object]:
         """Return what the list of models says of the service."""
         return self.service.describe()
-
-    def find_adapter(self, model: str, adapter: str) -> RequestedModel:
-        """Return none: an adapter has no adapters. Raises RequestError."""
-        del adapter
-        raise errors.adapter_not_found(model, self.service.adapters)
 
     def choose_service(self, request: "InferenceRequest") -> Service:
         """Return the service. Raises RequestError: its engine does not choose adapters on the path of the request."""
