@@ -31,53 +31,53 @@ class Admissions:
         self.usage = UsageTable()
 
     def admit(
-        self, request: "InferenceRequest", service: "RoutedService", key: KeyTotal, scopes: Sequence[LimitScope]
+        self, request: "InferenceRequest", service: "RoutedService", total: KeyTotal, scopes: Sequence[LimitScope]
     ) -> "KeyAdmission | Awaitable[KeyAdmission]":
         """Admit a request to a service, at once or once a store of limits has answered. Raises RequestError.
 
         Args:
             request: the request.
             service: the service.
-            key: the total of its key.
+            total: what its key has used.
             scopes: the limits of the key and of its namespace; empty: it has none.
         """
         if not scopes:
-            return KeyAdmission(key, self.usage, None, request)
+            return KeyAdmission(total, self.usage, None, request)
         tokens = 0
         if any(scope.limits[TOKENS] is not None for scope in scopes):
             tokens = estimate_tokens(request.route, request.body, service.watched.context_length)
         admitted = self.limiter.admit_at_once(scopes, tokens, request.route)
         if admitted is None:
-            return self._admit_later(request, key, scopes, tokens)
-        return KeyAdmission(key, self.usage, admitted, request)
+            return self._admit_later(request, total, scopes, tokens)
+        return KeyAdmission(total, self.usage, admitted, request)
 
     async def _admit_later(
-        self, request: "InferenceRequest", key: KeyTotal, scopes: Sequence[LimitScope], tokens: int
+        self, request: "InferenceRequest", total: KeyTotal, scopes: Sequence[LimitScope], tokens: int
     ) -> "KeyAdmission":
         admitted = await self.limiter.admit(scopes, tokens, request.route)
-        return KeyAdmission(key, self.usage, admitted, request)
+        return KeyAdmission(total, self.usage, admitted, request)
 
 
 class KeyAdmission:
     """An admitted request, whose tokens are reserved until it is settled.
 
     Args:
-        key: the total of its key.
+        total: what its key has used.
         usage: the table of usage.
         admitted: what it has reserved; None: neither its key nor its namespace has a limit.
         request: the request.
     """
 
-    __slots__ = ("_admitted", "_key", "_prompt_tokens", "_route", "_streams", "_usage")
+    __slots__ = ("_admitted", "_prompt_tokens", "_route", "_streams", "_total", "_usage")
 
     def __init__(
         self,
-        key: KeyTotal,
+        total: KeyTotal,
         usage: UsageTable,
         admitted: AdmittedRequest | None,
         request: "InferenceRequest",
     ) -> None:
-        self._key = key
+        self._total = total
         self._usage = usage
         self._admitted = admitted
         self._prompt_tokens = estimate_prompt_tokens(request.body)  # for an engine that does not report them
@@ -89,7 +89,7 @@ class KeyAdmission:
         has_worked = (was_served or was_left) and self._route not in paths.TOKEN_COUNT_ROUTES
         prompt = self._prompt_tokens if tokens.prompt is None and has_worked else tokens.prompt or 0
         generated = tokens.generated or 0
-        self._usage.count(self._key, service.config.name, prompt_tokens=prompt, generated_tokens=generated)
+        self._usage.count(self._total, service.config.name, prompt_tokens=prompt, generated_tokens=generated)
         if self._admitted and was_left and tokens == NO_TOKENS and not self._streams:
             self._admitted.settle(None)  # the engine may have made the whole answer
         elif self._admitted:

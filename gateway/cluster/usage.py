@@ -77,13 +77,13 @@ class UsageTable:
     def __init__(self) -> None:
         self._usages: dict[tuple[str, str, str], KeyUsage] = {}
 
-    def count(self, key: KeyTotal, service: str, *, prompt_tokens: int, generated_tokens: int) -> None:
-        """Count a request of a key that has ended, with the tokens that its engine reported."""
-        key.requests += 1
-        key.tokens = min(key.tokens + prompt_tokens + generated_tokens, _MOST_COUNTED)
-        key.used_at = int(time.time())
+    def count(self, total: KeyTotal, service: str, *, prompt_tokens: int, generated_tokens: int) -> None:
+        """Count a request that has ended for its key, with the tokens that its engine reported."""
+        total.requests += 1
+        total.tokens = min(total.tokens + prompt_tokens + generated_tokens, _MOST_COUNTED)
+        total.used_at = int(time.time())
 
-        labels = (key.namespace, key.name, service)
+        labels = (total.namespace, total.name, service)
         usage = self._usages.get(labels)
         if usage is None:
             if len(self._usages) >= MOST_LABEL_SETS:
