@@ -6,7 +6,6 @@ versions: names in JSON never change, and new fields have defaults.
 """
 
 import ipaddress
-from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -196,12 +195,6 @@ class RequestsInFlight(msgspec.Struct, frozen=True, rename="camel"):
     """Response to GET /backends/{uid}/idle and /backends/busy: the requests in flight at the end of the wait."""
 
     in_flight: int
-
-
-def list_choice(adapters: Iterable[tuple[str, str | None]]) -> tuple[BackendAdapter, ...]:
-    """Return the adapters of an engine by their scales and names, None without one; empty if none has a name."""
-    listed = tuple(BackendAdapter(float(scale), name or "") for scale, name in adapters)
-    return listed if any(adapter.name for adapter in listed) else ()
 
 
 def _is_loopback(address: str) -> bool:

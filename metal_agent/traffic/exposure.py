@@ -8,15 +8,16 @@ endpoint for all services on a machine without a cluster.
 import asyncio
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
 import structlog
 
 from crds.meta import PreviousToken
+from crds.metalprocess import FurtherArtifact
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
-from gateway.proxy.config import Backend, ProxyConfig, ProxyState, ServiceListener, Tls, list_choice
+from gateway.proxy.config import Backend, BackendAdapter, ProxyConfig, ProxyState, ServiceListener, Tls
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.supervise.runner import Runner
@@ -187,11 +188,7 @@ def proxy_config(
                         mode=spec.mode,
                         context_length=spec.context_length,
                         shared_tokens=find_runtime(spec.runtime).count_shared_tokens(spec),
-                        adapters=list_choice(
-                            (artifact.scale, artifact.request_name)
-                            for artifact in spec.further_artifacts
-                            if artifact.role == "adapter"
-                        ),
+                        adapters=list_adapters(spec.further_artifacts),
                     )
                     for runner in grouped[service]
                     for spec in [runner.assignment.spec]
@@ -213,3 +210,13 @@ def reachable_uids(state: ProxyState, address: str) -> frozenset[str]:
         for backend in service.backends
         if not backend.draining
     )
+
+
+def list_adapters(artifacts: Iterable[FurtherArtifact]) -> tuple[BackendAdapter, ...]:
+    """Return the adapters of a process in the order of their ids; none if requests choose none of them."""
+    adapters = tuple(
+        BackendAdapter(float(artifact.scale), artifact.request_name or "")
+        for artifact in artifacts
+        if artifact.role == "adapter"
+    )
+    return adapters if any(adapter.name for adapter in adapters) else ()

@@ -10,7 +10,7 @@ from aiohttp import web
 from msgspec import structs
 
 from cli import pod_proxy
-from gateway.proxy.config import Backend, BackendAdapter, ProxyConfig, RouterListener, list_choice
+from gateway.proxy.config import Backend, BackendAdapter, ProxyConfig, RouterListener
 from gateway.proxy.pod import PodProxyOptions
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
@@ -60,11 +60,6 @@ async def ask(http: aiohttp.ClientSession, url: str, path: str = "chat/completio
 async def list_models(http: aiohttp.ClientSession, url: str) -> list[tuple[str, str | None]]:
     async with http.get(f"{url}/v1/models", headers=AUTHORIZED) as response:
         return [(model["id"], model.get("parent")) for model in (await response.json())["data"]]
-
-
-def test_adapters_are_chosen_only_if_one_has_a_name() -> None:
-    assert list_choice([("0.5", None), ("1", "tone"), ("2", "voice")]) == ADAPTERS
-    assert list_choice([("0.5", None), ("1", None)]) == ()
 
 
 def test_pod_states_adapters_in_the_order_of_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
