@@ -60,7 +60,7 @@ class Catalog:
                 self._tokens[key] = tokens[key]
             else:
                 self._tokens.pop(key, None)
-            self._outdate_endpoints(key)
+            self._schedule_update(key)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Update the service that a change of the store concerns."""
@@ -71,7 +71,7 @@ class Catalog:
         elif resource == ENDPOINT_SLICES:
             for value in {value for obj in (old, new) if obj is not None for value in _list_services_of_slice(obj)}:
                 namespace, _, name = value.partition("/")
-                self._outdate_endpoints(ObjectKey(namespace, name))
+                self._schedule_update(ObjectKey(namespace, name))
 
     def _update_service(self, key: ObjectKey, obj: Obj | None) -> None:
         """Add, update or remove a service. One that was deleted and made anew is another service."""
@@ -88,10 +88,10 @@ class Catalog:
         if service is None:
             self.services[key] = RoutedService(watched)
             self.revision += 1
-            self._outdate_endpoints(key)
+            self._schedule_update(key)
         else:
             if service.watched.status.node_speeds != watched.status.node_speeds:
-                self._outdate_endpoints(key)
+                self._schedule_update(key)
             self.revision += service.set_watched(watched)
 
     def _update_route(self, key: ObjectKey, obj: Obj | None) -> None:
@@ -102,7 +102,7 @@ class Catalog:
             self.routes[key] = watched
         self.revision += former is None or watched is None or former.spec != watched.spec
 
-    def _outdate_endpoints(self, key: ObjectKey) -> None:
+    def _schedule_update(self, key: ObjectKey) -> None:
         """Update the endpoints of a service at the end of this pass of the loop.
 
         A list brings all of its slices in one pass: to read them again with each one would take a second for a
@@ -125,14 +125,14 @@ class Catalog:
         tokens = self._tokens.get(key)
         slices = self._store.by_index(ENDPOINT_SLICES, _BY_SERVICE, str(key)) if tokens is not None else ()
         read = [endpoint_slice for obj in slices if (endpoint_slice := get_part(obj, WatchedSlice)) is not None]
-        nodes = find_nodes(read)
+        nodes = map_urls_to_nodes(read)
         backends = build_backends(str(key), nodes, tokens)
         weights = weigh_backends(backends, nodes, service.watched.status.node_speeds)
         if backends != service.config.backends or weights != service.weights:
             service.set_backends(backends, weights)
 
 
-def find_nodes(slices: Sequence[WatchedSlice]) -> dict[str, str]:
+def map_urls_to_nodes(slices: Sequence[WatchedSlice]) -> dict[str, str]:
     """Return the URLs of the ready endpoints, sorted, each with its node or host; empty: unknown."""
     pairs = {
         (f"{'https' if port.app_protocol == HTTPS else 'http'}://{_bracket(address)}:{port.port}", node)

@@ -25,7 +25,7 @@ from gateway.cluster.watched_objects import RouteTarget, WatchedKey, WatchedQuot
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import read_credentials
-from gateway.proxy.service import RequestedModel, Service, list_named
+from gateway.proxy.service import RequestedModel, Service, add_adapters
 from kube.client import Obj
 from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, ObjectKey, Resource, object_key
 from kube.store import Store
@@ -104,7 +104,7 @@ class ClientKey:
                 for key, service in self._catalog.services.items()
                 if self._may_use(key, service)
             }
-            self._listed = {**list_named(services), **routes}
+            self._listed = {**add_adapters(services), **routes}
         return self._listed
 
     def find_model(self, model: str | None) -> RequestedModel:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from gateway.http.headers import Headers
 from gateway.proxy import errors
 from gateway.proxy.inference_head import authorize
-from gateway.proxy.service import RequestedModel, Service, ServiceAdapter, list_named
+from gateway.proxy.service import RequestedModel, Service, ServiceAdapter, add_adapters
 from gateway.proxy.token_counts import TokenCount
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class SingleServiceRouter(_UnlimitedRouter):
 
     def services(self) -> Mapping[str, Service | ServiceAdapter]:
         """Return the one service and its adapters, by the model names that clients use."""
-        return list_named({self._service.model: self._service})
+        return add_adapters({self._service.model: self._service})
 
     def find_model(self, model: str | None) -> RequestedModel:
         """Return the one service, or its adapter that a request names. Raises RequestError: it has no such adapter."""
@@ -181,7 +181,7 @@ class ModelRouter(_UnlimitedRouter):
             service.model if counts[service.model] == 1 else service.config.name: service
             for service in services.values()
         }
-        self._listed = list_named(self._by_model)
+        self._listed = add_adapters(self._by_model)
 
     @property
     def is_serving(self) -> bool:

@@ -300,7 +300,7 @@ class ServiceAdapter:
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_adapters(adapters: tuple[BackendAdapter, ...], chosen: str) -> Mapping[str, msgspec.Raw]:
+def render_adapter_fields(adapters: tuple[BackendAdapter, ...], chosen: str) -> Mapping[str, msgspec.Raw]:
     """Return the fields by which an engine applies the chosen adapter, and those that are always applied.
 
     Every request has them: an engine compares their list with that of the slot's last request, and forgets the prompt
@@ -311,7 +311,7 @@ def choose_adapters(adapters: tuple[BackendAdapter, ...], chosen: str) -> Mappin
     return {"cache_prompt": msgspec.Raw(b"true"), "lora": msgspec.Raw(lora)}
 
 
-def list_named(services: Mapping[str, Service]) -> dict[str, "Service | ServiceAdapter"]:
+def add_adapters(services: Mapping[str, Service]) -> dict[str, "Service | ServiceAdapter"]:
     """Return services by name, and behind each of them its adapters, as `<name>:<adapter>`."""
     named: dict[str, Service | ServiceAdapter] = {}
     for name, service in services.items():

@@ -26,7 +26,7 @@ from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBod
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import open_stream
 from gateway.proxy.served_routes import suggest_paths
-from gateway.proxy.service import SERVICE_HEADER, Service, choose_adapters
+from gateway.proxy.service import SERVICE_HEADER, Service, render_adapter_fields
 from gateway.proxy.token_counts import TokenCount
 from gateway.proxy.token_lanes import UNKNOWN
 from runtimes.engine_errors import judge_error, read_error
@@ -174,8 +174,8 @@ class UpstreamRequest:
     def _send_over(self, connection: UpstreamConnection) -> None:
         """Send head and body over `connection`, with the engine's own name for the model and its key."""
         request = self._request
-        choice = choose_adapters(self.backend.adapters, request.adapter) if self.backend.adapters else NO_FIELDS
-        body = request.body.render_for_engine(self.backend.model, choice)  # in pieces
+        fields = render_adapter_fields(self.backend.adapters, request.adapter) if self.backend.adapters else NO_FIELDS
+        body = request.body.render_for_engine(self.backend.model, fields)  # in pieces
         length = len(body[0]) if len(body) == 1 else sum(map(len, body))
 
         # A sum of bytes takes less than half of the time of formatting when the processor's caches are cold.

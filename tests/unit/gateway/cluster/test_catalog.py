@@ -42,13 +42,13 @@ async def read_weights(cluster: FedCluster) -> dict[str, float]:
 
 async def test_slices_of_one_pass_are_read_once(cluster: FedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
-    find_nodes = catalog.find_nodes
+    map_urls_to_nodes = catalog.map_urls_to_nodes
 
     def count(slices: Sequence[Any]) -> dict[str, str]:
         reads.append(len(slices))
-        return find_nodes(slices)
+        return map_urls_to_nodes(slices)
 
-    monkeypatch.setattr(catalog, "find_nodes", count)
+    monkeypatch.setattr(catalog, "map_urls_to_nodes", count)
     cluster.serve("team-a", "chat", *[f"http://10.0.0.{number}:18000" for number in range(1, 51)])
     service = await find_chat(cluster)
     assert (reads, len(service.config.backends)) == ([50], 50)
@@ -97,7 +97,7 @@ async def test_only_a_status_that_changes_a_weight_rebuilds_the_group(
     cluster.serve("team-a", "chat", MAC, GPU, node_speeds=speeds)
     service = await find_chat(cluster)
     group, reads = service._group, list[Sequence[Any]]()
-    monkeypatch.setattr(catalog, "find_nodes", reads.append)
+    monkeypatch.setattr(catalog, "map_urls_to_nodes", reads.append)
 
     def write_status(phase: str, speeds: Mapping[str, str]) -> None:
         shown = [{"node": node, "tokensPerSecond": rate} for node, rate in speeds.items()]
