@@ -18,7 +18,7 @@ from crds.meta import Amount, ApiObject, ApiStruct, Conditions, ShortText, Time,
 EVERY_NAMESPACE: Final = "*"
 """Entry of `spec.access.namespaces` of a service that stands for all namespaces."""
 MOST_PREVIOUS_KEYS: Final = 4
-MOST_REPLICAS: Final = 50
+MOST_COUNTED_REPLICAS: Final = 50
 """Replicas of the gateway whose requests are counted."""
 KEY_ENTRY: Final = "key"
 """Entry of the Secret with the key."""
@@ -93,7 +93,7 @@ class GatewayKeyUsage(ApiStruct, frozen=True):
     last_used_at: Annotated[Time | None, "When the last of these requests ended. Absent if there was none."] = None
     counted: Annotated[
         list[CountedReplica],
-        Meta(max_length=MOST_REPLICAS),
+        Meta(max_length=MOST_COUNTED_REPLICAS),
         "What these sums include of each replica of the gateway, so that nothing is counted twice.",
     ] = []
 

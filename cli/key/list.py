@@ -64,7 +64,7 @@ def describe_last_use(key: Obj, now: datetime) -> str:
 
 
 def shorten_count(count: int | None) -> str:
-    """Return a number with three digits at least and four at most: 950, 12.3k, 4.5M; empty if it is unknown."""
+    """Return a number in short, rounded down: 950, 12.3k, 4.5M; empty if it is unknown."""
     if count is None:
         return ""
     for unit, size in _COUNT_UNITS:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from crds.gatewaykey import MOST_REPLICAS, CountedReplica, GatewayKeyUsage
+from crds.gatewaykey import MOST_COUNTED_REPLICAS, CountedReplica, GatewayKeyUsage
 from crds.meta import LARGEST_AMOUNT, without_defaults
 from gateway.cluster.usage import KeyCount
 from kube.client import Obj
@@ -54,7 +54,7 @@ def add_counts(shown: GatewayKeyUsage | None, counts: KeyCounts, now: datetime) 
         requests=min(requests, LARGEST_AMOUNT),
         tokens=min(tokens, LARGEST_AMOUNT),
         last_used_at=used_at or None,
-        counted=kept[-MOST_REPLICAS:],
+        counted=kept[-MOST_COUNTED_REPLICAS:],
     )
 
 

@@ -18,7 +18,7 @@ from controller.gateway.key_usage import KeyCounts, is_due
 from controller.reconcile.plan import Leading
 from controller.services.endpoints import Endpoint
 from controller.services.pod_answer import open_session, read_answer
-from crds.gatewaykey import MOST_REPLICAS, GatewayKeyUsage
+from crds.gatewaykey import MOST_COUNTED_REPLICAS, GatewayKeyUsage
 from crds.meta import CONTROLLER_NAMESPACE
 from gateway.cluster.usage import USAGE_PATH, KeyCount, ReplicaUsage
 from kube.client import Client, Obj
@@ -74,7 +74,6 @@ class UsageReader:
         """Forget all counts: they are of an earlier leadership."""
         self._readings.clear()
         self._due.clear()
-        self._is_complete = False
 
     def take_counts(self, key_uid: str) -> KeyCounts | None:
         """Return what was counted of a GatewayKey if its usage is to be written now; else None."""
@@ -125,8 +124,10 @@ class UsageReader:
             log.warning("gateway_pods_not_listed", error=str(error))
             self._is_complete = False
             return
-        urls = {pod["metadata"]["name"]: find_usage_url(pod) for pod in pods if is_running(pod)}
-        names = list(urls)[:MOST_REPLICAS]
+        # One that is asked to stop is in this phase, too, and still counts.
+        running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
+        urls = {pod["metadata"]["name"]: find_usage_url(pod) for pod in running}
+        names = list(urls)[:MOST_COUNTED_REPLICAS]
         answers = dict(
             zip(names, await asyncio.gather(*(_read_usage(session, urls[name]) for name in names)), strict=True)
         )
@@ -141,11 +142,6 @@ class UsageReader:
                 self._readings[answer.replica] = _Reading(now, answer.keys)
         for name in [name for name, reading in self._readings.items() if reading.at < now - KEPT_SECONDS]:
             del self._readings[name]
-
-
-def is_running(pod: Obj) -> bool:
-    """Return whether a pod has begun and not ended: one that is asked to stop still counts."""
-    return (pod.get("status") or {}).get("phase") == "Running"
 
 
 def find_usage_url(pod: Obj) -> str | None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.gateway.key_usage import SHOWN_SECONDS, KeyCounts, add_counts, encode_usage, is_due
-from crds.gatewaykey import MOST_REPLICAS, CountedReplica, GatewayKeyUsage
+from crds.gatewaykey import MOST_COUNTED_REPLICAS, CountedReplica, GatewayKeyUsage
 from crds.meta import LARGEST_AMOUNT
 from gateway.cluster.usage import KeyCount
 from kube.time import rfc3339
@@ -86,8 +86,8 @@ def test_sums_and_replicas_are_bounded() -> None:
     most = GatewayKeyUsage(
         since="", requests=LARGEST_AMOUNT, tokens=LARGEST_AMOUNT, counted=[CountedReplica(replica="a")]
     )
-    usage = add_counts(most, counts(known=False, **{f"r{number}": 1 for number in range(MOST_REPLICAS)}), NOW)
-    assert (usage.requests, usage.tokens, len(usage.counted)) == (LARGEST_AMOUNT, LARGEST_AMOUNT, MOST_REPLICAS)
+    usage = add_counts(most, counts(known=False, **{f"r{number}": 1 for number in range(MOST_COUNTED_REPLICAS)}), NOW)
+    assert (usage.requests, usage.tokens, len(usage.counted)) == (LARGEST_AMOUNT, LARGEST_AMOUNT, MOST_COUNTED_REPLICAS)
     assert usage.counted[0].replica == "r0"
 
 
