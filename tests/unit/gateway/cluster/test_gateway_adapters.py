@@ -129,7 +129,9 @@ async def test_adapter_of_a_service_that_a_route_hides_has_the_name_of_its_names
         *("chat", "team-a/chat", "team-a/chat:tone", "team-a/chat:voice")
     ]
     assert (await ask(http, gateway, "team-a/chat:tone"))[0] == 200
-    assert (await ask(http, gateway, "chat:tone"))[0] == 404
+    status, answer = await ask(http, gateway, "chat:tone")
+    assert (status, error_code(answer)) == (404, "model_not_found")
+    assert answer["error"]["message"].endswith("this is a ModelRoute: set `model` to chat")
 
 
 async def test_refusal_of_the_endpoint_reaches_the_client(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,7 +15,7 @@ from gateway.proxy import keep_alive
 from gateway.proxy.metrics import render_metrics
 from kube.resources import INFERENCE_SERVICES, MODEL_ROUTES, ObjectKey
 from tests.unit.gateway.cluster.running_gateway import AUTHORIZED, RunningGateway
-from tests.unit.gateway.proxy.running_proxy import GatedEngine, Handler, error_code, fake_engine
+from tests.unit.gateway.proxy.running_proxy import GatedEngine, Handler, fake_engine
 
 OTHER = "pomona-another-secret-that-is-long"
 TEXT_EVENT = b'data: {"choices":[{"delta":{"content":"a"}}],"model":"any"}\n\n'
@@ -265,28 +264,6 @@ async def test_route_takes_the_name_of_a_service_over_and_leads_no_prompt_out_of
     assert not engines.asked["evil"]
     gateway.cluster.remove(MODEL_ROUTES, "team-a", "chat")
     assert (await ask(http, gateway, "chat")).service == "chat"
-
-
-async def test_name_of_an_adapter_says_that_adapters_are_always_applied(
-    gateway: RunningGateway, http: aiohttp.ClientSession, engines: Engines
-) -> None:
-    gateway.cluster.put_key(services=["chat"])
-    for name in ("chat", "large"):
-        await engines.serve(name)
-    gateway.cluster.put_route("route", {"chat": 1})
-    for name, reason in (
-        ("chat", "requests choose no such adapter"),
-        ("team-a/chat", "requests choose no such adapter"),
-        ("route", "adapters are chosen of services, and this is a ModelRoute"),
-    ):
-        answer = await ask(http, gateway, f"{name}:style")
-        assert (answer.status, error_code(json.loads(answer.text))) == (404, "model_not_found")
-        assert answer.text.endswith(
-            f'{reason}: set `model` to {name}","type":"invalid_request_error","param":"model",'
-            '"code":"model_not_found"}}'
-        )
-    for hidden in ("large:style", "nothing:style", ":style"):
-        assert "adapter" not in (await ask(http, gateway, hidden)).text
 
 
 # Fallbacks
