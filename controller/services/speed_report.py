@@ -125,11 +125,10 @@ def report_node_speeds(
     rates, last_rates = (
         {speed.node: read_rate(speed.tokens_per_second) or 0.0 for speed in speeds} for speeds in (found, last)
     )
-    is_same = rates.keys() == last_rates.keys()
-    if is_same and not any(is_notable_change(last_rates[node], rate) for node, rate in rates.items()):
+    has_same_nodes = rates.keys() == last_rates.keys()
+    if has_same_nodes and not any(is_notable_change(last_rates[node], rate) for node, rate in rates.items()):
         return last
-    differ = rates and is_notable_change(min(rates.values()), max(rates.values()))
-    return found if differ else ()
+    return found if rates and is_notable_change(min(rates.values()), max(rates.values())) else ()
 
 
 FITS: Final = "Fits"

@@ -185,7 +185,7 @@ def adapter_not_found(
     return RequestError(HTTPStatus.NOT_FOUND, "model_not_found", message, param="model")
 
 
-def adapter_path(model: str, path: str, service: str) -> RequestError:
+def unsupported_adapter_path(model: str, path: str, service: str) -> RequestError:
     """400: a path on which the engine of the service chooses no adapters."""
     message = f"{path} does not take the adapter of the model {model!r}: use /v1/chat/completions or /v1/responses, or"
     return RequestError(HTTPStatus.BAD_REQUEST, "unsupported_path", f"{message} set `model` to {service}")

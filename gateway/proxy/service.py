@@ -290,7 +290,7 @@ class ServiceAdapter:
         for backend in self.service.config.backends:
             routes = find_runtime(backend.engine).adapter_routes
             if backend.adapters and request.route not in routes:
-                raise errors.adapter_path(self.model, request.exchange.head.path, self.service.model)
+                raise errors.unsupported_adapter_path(self.model, request.exchange.head.path, self.service.model)
         request.adapter = self.name
         return self.service
 
