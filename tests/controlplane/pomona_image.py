@@ -61,7 +61,7 @@ def list_sources() -> list[Path]:
 
 def find_root() -> Path:
     """Return the root folder of the image for this state of the checkout, there or not."""
-    return ROOTS / _key(_dependencies_key(), list_sources())
+    return ROOTS / _key(_dependencies_key(), [*list_sources(), FOLDER / "extensions.py"])
 
 
 def ensure_root() -> Path:
