@@ -90,7 +90,11 @@ class GatewayKeyUsage(ApiStruct, frozen=True):
     since: Annotated[Time, "When the controller began to count."] = ""
     requests: Annotated[Amount, "Requests to services that the limits of the key admitted."] = 0
     tokens: Annotated[Amount, "Tokens of their prompts and answers together, as engines report them."] = 0
-    last_used_at: Annotated[Time | None, "When the last of these requests ended. Absent if there was none."] = None
+    last_used_at: Annotated[
+        Time | None,
+        "When the controller found the last of these requests, up to 10 minutes after its end. Absent if there was "
+        "none.",
+    ] = None
     counted: Annotated[
         list[CountedReplica],
         Meta(max_length=MOST_COUNTED_REPLICAS),

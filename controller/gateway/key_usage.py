@@ -6,7 +6,7 @@ source, the log of the gateway: the last requests of a replica that dies are not
 """
 
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from crds.gatewaykey import MOST_COUNTED_REPLICAS, CountedReplica, GatewayKeyUsage
@@ -30,31 +30,30 @@ class KeyCounts(NamedTuple):
 def add_counts(shown: GatewayKeyUsage | None, counts: KeyCounts, now: datetime) -> GatewayKeyUsage:
     """Return the usage of a key with all that was counted; `shown` is that of its status, None if it has none."""
     usage = shown or GatewayKeyUsage(since=rfc3339(now))
-    requests, tokens, used_at = usage.requests, usage.tokens, usage.last_used_at or ""
-    counted = {entry.replica: entry for entry in usage.counted}
+    requests, tokens, counted = usage.requests, usage.tokens, []
+    included = {entry.replica: entry for entry in usage.counted}
 
-    for replica, count in counts.by_replica.items():
-        before = counted.get(replica, CountedReplica(replica=replica))
+    # Only replicas with an entry are counted: of more than the limit, the last of this list. A replica that is read
+    # keeps its entry, without which it would be counted anew; one that could not be read may come back, or has ended.
+    known = included if counts.replicas is None else counts.replicas
+    unread = [name for name in included if name in known and name not in counts.by_replica]
+    for name in [*unread, *sorted(counts.by_replica, key=included.__contains__)][-MOST_COUNTED_REPLICAS:]:
+        before = included.get(name, CountedReplica(replica=name))
+        count = counts.by_replica.get(name, KeyCount(0, 0))
         # A count is never less than before, unless it is an old one.
         entry = CountedReplica(
-            replica=replica,
-            requests=max(count.requests, before.requests),
-            tokens=max(count.tokens, before.tokens),
+            replica=name, requests=max(count.requests, before.requests), tokens=max(count.tokens, before.tokens)
         )
         requests += entry.requests - before.requests
         tokens += entry.tokens - before.tokens
-        # The clock of another node may be ahead.
-        used_at = max(used_at, rfc3339(datetime.fromtimestamp(min(count.used_at, now.timestamp()), UTC)))
-        counted[replica] = entry
+        counted.append(entry)
 
-    # A replica that could not be read may come back, and must not be counted anew.
-    kept = [entry for name, entry in counted.items() if counts.replicas is None or name in counts.replicas]
     return GatewayKeyUsage(
         since=usage.since,
         requests=min(requests, LARGEST_AMOUNT),
         tokens=min(tokens, LARGEST_AMOUNT),
-        last_used_at=used_at or None,
-        counted=kept[-MOST_COUNTED_REPLICAS:],
+        last_used_at=rfc3339(now) if requests > usage.requests else usage.last_used_at,
+        counted=counted,
     )
 
 
@@ -67,10 +66,8 @@ def is_due(shown: GatewayKeyUsage | None, counts: KeyCounts, now: datetime) -> b
     if shown is None:
         return bool(counts.by_replica) or counts.replicas is not None
     # Texts of this form sort by their time.
-    if (shown.last_used_at or "") > rfc3339(now - timedelta(seconds=SHOWN_SECONDS)):
-        return False
-    counted = {entry.replica: entry.requests for entry in shown.counted}
-    return any(count.requests > counted.get(replica, 0) for replica, count in counts.by_replica.items())
+    is_recent = (shown.last_used_at or "") > rfc3339(now - timedelta(seconds=SHOWN_SECONDS))
+    return not is_recent and add_counts(shown, counts, now).requests > shown.requests
 
 
 def encode_usage(usage: GatewayKeyUsage) -> Obj:

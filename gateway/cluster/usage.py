@@ -5,7 +5,6 @@ GatewayKey has a total of its own as long as it exists: the controller reads the
 """
 
 import secrets
-import time
 from collections.abc import Iterable
 from typing import Annotated, Final
 
@@ -40,8 +39,6 @@ class KeyTotal(msgspec.Struct):
     requests: int = 0
     tokens: int = 0
     """Those of prompts and answers together."""
-    used_at: int = 0
-    """The end of its last request, in seconds since 1970."""
 
 
 class KeyCount(msgspec.Struct, frozen=True, array_like=True):
@@ -49,7 +46,6 @@ class KeyCount(msgspec.Struct, frozen=True, array_like=True):
 
     requests: _Counted
     tokens: _Counted
-    used_at: _Counted
 
 
 class ReplicaUsage(msgspec.Struct, frozen=True):
@@ -81,7 +77,6 @@ class UsageTable:
         """Count a request that has ended for its key, with the tokens that its engine reported."""
         total.requests += 1
         total.tokens = min(total.tokens + prompt_tokens + generated_tokens, _MOST_COUNTED)
-        total.used_at = int(time.time())
 
         labels = (total.namespace, total.name, service)
         usage = self._usages.get(labels)
@@ -116,5 +111,5 @@ class UsageTable:
 
 def render_usage(totals: Iterable[tuple[str, KeyTotal]]) -> bytes:
     """Return the answer of `USAGE_PATH`, from the total of each key and the uid of its GatewayKey."""
-    counts = {uid: KeyCount(total.requests, total.tokens, total.used_at) for uid, total in totals if total.requests}
+    counts = {uid: KeyCount(total.requests, total.tokens) for uid, total in totals if total.requests}
     return msgspec.json.encode(ReplicaUsage(REPLICA, counts))

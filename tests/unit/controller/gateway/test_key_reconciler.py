@@ -428,7 +428,7 @@ async def test_usage_is_written_when_it_is_due_and_kept_otherwise(monkeypatch: p
     world = KeyWorld()
     await world.settle()
     assert "usage" not in world.status()
-    due = [KeyCounts({"a": KeyCount(3, 40, int(NOW.timestamp()))}, {"a"})]
+    due = [KeyCounts({"a": KeyCount(3, 40)}, {"a"})]
     monkeypatch.setattr(world.usage, "take_counts", lambda uid: due.pop() if due and uid == "uid-app" else None)
     await world.settle()
     usage = {
@@ -442,6 +442,6 @@ async def test_usage_is_written_when_it_is_due_and_kept_otherwise(monkeypatch: p
     world.change(suspend=True)
     await world.settle()
     assert (world.status()["usage"], world.reason()) == (usage, "Suspended")
-    due.append(KeyCounts({"a": KeyCount(3, 40, int(NOW.timestamp()))}, {"a"}))  # a decision that is repeated
+    due.append(KeyCounts({"a": KeyCount(3, 40)}, {"a"}))  # a decision that is repeated
     await world.settle()
     assert world.status()["usage"] == usage

@@ -12,13 +12,12 @@ from gateway.cluster.usage import KeyCount
 from kube.time import rfc3339
 from tests.support.api_objects import NOW
 
-SECONDS = int(NOW.timestamp())
 MINUTE = timedelta(minutes=1)
 
 
 def counts(*, known: bool = True, **by_replica: int) -> KeyCounts:
-    """Return counts of replicas, with ten tokens for each request, the last of which ended now."""
-    found = {name: KeyCount(requests, 10 * requests, SECONDS) for name, requests in by_replica.items() if requests}
+    """Return counts of replicas, with ten tokens for each request."""
+    found = {name: KeyCount(requests, 10 * requests) for name, requests in by_replica.items() if requests}
     return KeyCounts(found, by_replica.keys() if known else None)
 
 
@@ -74,12 +73,11 @@ def test_no_request_is_lost_or_counted_twice(steps: list[tuple[str, str]]) -> No
     assert usage.requests == used
 
 
-def test_last_use_is_never_in_the_future_and_never_goes_back() -> None:
-    ahead = KeyCounts({"a": KeyCount(1, 1, 1 << 50)}, {"a"})
-    usage = add_counts(None, ahead, NOW)
-    assert usage.last_used_at == rfc3339(NOW)
-    behind = KeyCounts({"a": KeyCount(2, 2, SECONDS - 3600)}, {"a"})
-    assert add_counts(usage, behind, NOW).last_used_at == rfc3339(NOW)
+def test_last_use_is_when_the_controller_found_new_requests() -> None:
+    """The clocks of replicas may be ahead or behind: neither changes how often a usage is written."""
+    usage = add_counts(None, counts(a=1), NOW)
+    assert add_counts(usage, counts(a=1), NOW + MINUTE).last_used_at == rfc3339(NOW)
+    assert add_counts(usage, counts(a=2), NOW + MINUTE).last_used_at == rfc3339(NOW + MINUTE)
 
 
 def test_sums_and_replicas_are_bounded() -> None:
@@ -89,6 +87,30 @@ def test_sums_and_replicas_are_bounded() -> None:
     usage = add_counts(most, counts(known=False, **{f"r{number}": 1 for number in range(MOST_COUNTED_REPLICAS)}), NOW)
     assert (usage.requests, usage.tokens, len(usage.counted)) == (LARGEST_AMOUNT, LARGEST_AMOUNT, MOST_COUNTED_REPLICAS)
     assert usage.counted[0].replica == "r0"
+
+
+def test_replicas_beyond_the_limit_are_not_counted_again_and_make_no_writes() -> None:
+    """60 processes within half an hour: 20 replicas and two rollouts, or three pods that crash each 90 s."""
+    names = [f"r{number}" for number in range(MOST_COUNTED_REPLICAS + 10)]
+    usage = add_counts(None, counts(known=True, **dict.fromkeys(names, 10)), NOW)
+    for minutes in (10, 20):
+        found, now = counts(known=True, **dict.fromkeys(names, 10)), NOW + timedelta(minutes=minutes)
+        assert not is_due(usage, found, now)
+        usage = add_counts(usage, found, now)
+        names.reverse()  # another leader has read them in another order
+    assert usage.requests == 10 * MOST_COUNTED_REPLICAS
+    for name in [entry.replica for entry in usage.counted[:10]]:
+        names.remove(name)  # they have ended long ago
+    usage = add_counts(usage, counts(known=True, **dict.fromkeys(names, 10)), NOW)
+    assert usage.requests == 10 * (MOST_COUNTED_REPLICAS + 10)
+
+
+def test_replica_that_is_read_keeps_its_entry_while_another_one_cannot_be_read() -> None:
+    usage: GatewayKeyUsage | None = None
+    for number in range(MOST_COUNTED_REPLICAS + 10):  # each restart of another replica
+        usage = add_counts(usage, counts(known=False, living=1000, **{f"r{number}": 1}), NOW)
+    assert usage is not None
+    assert usage.requests == 1000 + MOST_COUNTED_REPLICAS + 10
 
 
 def test_usage_is_written_once_in_ten_minutes() -> None:

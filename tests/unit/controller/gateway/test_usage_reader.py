@@ -37,7 +37,7 @@ def pod(name: str, **status: Any) -> Obj:
 
 
 def answer(replica: str, **keys: int) -> bytes:
-    counted = {f"uid-{name}": KeyCount(requests, requests, int(NOW.timestamp())) for name, requests in keys.items()}
+    counted = {f"uid-{name}": KeyCount(requests, requests) for name, requests in keys.items()}
     return msgspec.json.encode(ReplicaUsage(replica * 16, counted))
 
 
@@ -131,7 +131,7 @@ def test_replica_that_cannot_be_read_leaves_unused_keys_unknown(monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "nonsense",
-    [b"", b"[]", b'{"replica": "x", "keys": {}}', b'{"replica": "0000000000000000", "keys": {"uid-app": [-1, 0, 0]}}'],
+    [b"", b"[]", b'{"replica": "x", "keys": {}}', b'{"replica": "0000000000000000", "keys": {"uid-app": [-1, 0]}}'],
 )
 def test_nonsense_counts_nothing(monkeypatch: pytest.MonkeyPatch, nonsense: bytes) -> None:
     world = UsageWorld(monkeypatch, gateway_key("app"))
@@ -184,7 +184,7 @@ def test_another_leadership_begins_without_the_counts_of_the_one_before(monkeypa
 
 
 def test_answer_with_10_000_keys_is_read() -> None:
-    counts = {str(uuid.uuid4()): KeyCount(1 << 53, 1 << 53, 1 << 40) for _ in range(10_000)}
+    counts = {str(uuid.uuid4()): KeyCount(1 << 53, 1 << 53) for _ in range(10_000)}
     assert len(msgspec.json.encode(ReplicaUsage("a" * 16, counts))) < MOST_BYTES
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 
 import aiohttp
 import msgspec
@@ -114,13 +113,12 @@ async def test_usage_has_the_total_of_a_key_by_uid_as_long_as_it_exists(
         cluster.put_key()
         cluster.put_key(name="idle", secret="pomona-another-secret-that-is-long")
         cluster.serve("team-a", "chat", backend.url)
-        began = int(time.time())
         for _ in range(2):
             await ask()
         usage = await read_usage()
         assert usage.keys.keys() == {"uid-of-team-a-ci"}
         count = usage.keys["uid-of-team-a-ci"]
-        assert (count.requests, count.tokens, began <= count.used_at <= time.time()) == (2, 24, True)
+        assert (count.requests, count.tokens) == (2, 24)
 
         cluster.remove(GATEWAY_KEYS, "team-a", "ci")
         cluster.put(GATEWAY_KEYS, "team-a", "ci", uid="another", spec={}, status={"digest": digest(SECRET)})
