@@ -6,7 +6,9 @@ replica that cannot be read changes nothing: the status of the keys stays.
 """
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -15,15 +17,15 @@ import msgspec
 import structlog
 
 from controller.gateway.key_usage import KeyCounts, is_due
-from controller.reconcile.plan import Leading
+from controller.reconcile.plan import Leading, decode_stored
 from controller.services.endpoints import Endpoint
 from controller.services.pod_answer import open_session, read_answer
-from crds.gatewaykey import MOST_COUNTED_REPLICAS, GatewayKeyUsage
+from crds.gatewaykey import MOST_COUNTED_REPLICAS, GatewayKey
 from crds.meta import CONTROLLER_NAMESPACE
 from gateway.cluster.usage import USAGE_PATH, KeyCount, ReplicaUsage
 from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
-from kube.resources import GATEWAY_KEYS, PODS, object_key
+from kube.resources import GATEWAY_KEYS, PODS, ObjectKey
 from kube.store import Store
 
 READ_SECONDS: Final = 15.0
@@ -65,22 +67,20 @@ class UsageReader:
         """By identifier of the replica's process."""
         self._unread: set[str] = set()
         """Names of the pods that could not be read in the last round."""
-        self._is_complete = False
-        """All replicas were read in the last round."""
-        self._due: set[str] = set()
-        """The uids of GatewayKeys whose usage the next decision writes."""
+        self._replicas: frozenset[str] | None = None
+        """All replicas, also those that have ended of late; None: one could not be read in the last round."""
+        self._due: dict[str, KeyCounts] = {}
+        """The counts that the next decision adds, by uid of the GatewayKey."""
 
     def restart(self) -> None:
         """Forget all counts: they are of an earlier leadership."""
         self._readings.clear()
         self._due.clear()
+        self._replicas = None
 
     def take_counts(self, key_uid: str) -> KeyCounts | None:
         """Return what was counted of a GatewayKey if its usage is to be written now; else None."""
-        if key_uid not in self._due:
-            return None
-        self._due.discard(key_uid)
-        return self._find_counts(key_uid)
+        return self._due.pop(key_uid, None)
 
     async def run(self, leading: Leading) -> None:
         """Read the replicas, and enqueue the keys whose usage is to be written, while this replica leads."""
@@ -90,31 +90,35 @@ class UsageReader:
                 next_round = loop.time() + READ_SECONDS
                 await self._read_replicas(session, leading.client, loop.time())
                 self._due.clear()
-                for key in await self._list_due():
-                    self._due.add(key["metadata"]["uid"])
-                    leading.enqueue(GATEWAY_KEYS, object_key(key))
+                for key, counts in await self._list_due():
+                    self._due[key.metadata.uid] = counts
+                    leading.enqueue(GATEWAY_KEYS, ObjectKey(key.metadata.namespace, key.metadata.name))
                     await asyncio.sleep(1 / WRITES_PER_SECOND)
                     if loop.time() >= next_round:
                         break
                 await asyncio.sleep(max(0.0, next_round - loop.time()))
 
-    def _find_counts(self, key_uid: str) -> KeyCounts:
-        found = {name: reading.keys[key_uid] for name, reading in self._readings.items() if key_uid in reading.keys}
-        return KeyCounts(found, frozenset(self._readings) if self._is_complete else None)
+    async def _list_due(self) -> list[tuple[GatewayKey, KeyCounts]]:
+        """Return the GatewayKeys whose usage is to be written, with their counts: first those in use.
 
-    async def _list_due(self) -> list[Obj]:
-        """Return the GatewayKeys whose usage is to be written: first those in use, the least recently written first."""
-        due: list[tuple[bool, str, Obj]] = []
-        for number, key in enumerate(list(self._store.list(GATEWAY_KEYS))):
+        Namespaces take turns, so that none delays the keys of others. Of each the least recently written key is first.
+        """
+        due: list[tuple[bool, str, GatewayKey, KeyCounts]] = []
+        for number, stored in enumerate(list(self._store.list(GATEWAY_KEYS))):
             if number % _KEYS_PER_PASS == 0:
                 await asyncio.sleep(0)
-            counts, stored = self._find_counts(key["metadata"]["uid"]), (key.get("status") or {}).get("usage")
-            if stored and not counts.by_replica:
-                continue
-            shown = msgspec.convert(stored, GatewayKeyUsage) if stored else None
-            if is_due(shown, counts, self._now()):
-                due.append((not counts.by_replica, (stored or {}).get("lastUsedAt", ""), key))
-        return [key for *_, key in sorted(due, key=lambda entry: entry[:2])]
+            uid = stored["metadata"]["uid"]
+            found = {name: reading.keys[uid] for name, reading in self._readings.items() if uid in reading.keys}
+            counts = KeyCounts(found, self._replicas)
+            for key in decode_stored(self._store, GATEWAY_KEYS, [stored], GatewayKey):
+                usage = key.status.usage
+                if is_due(usage, counts, self._now()):
+                    due.append((not found, (usage and usage.last_used_at) or "", key, counts))
+
+        due.sort(key=lambda entry: entry[:2])
+        turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        due.sort(key=lambda entry: (entry[0], next(turns[entry[2].metadata.namespace])))
+        return [entry[2:] for entry in due]
 
     async def _read_replicas(self, session: aiohttp.ClientSession, client: Client, now: float) -> None:
         """Read all replicas, and forget those that have ended long ago."""
@@ -122,11 +126,10 @@ class UsageReader:
             pods = (await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=_PODS)).items
         except (ApiError, Unreachable) as error:
             log.warning("gateway_pods_not_listed", error=str(error))
-            self._is_complete = False
+            self._replicas = None
             return
-        # One that is asked to stop is in this phase, too, and still counts.
-        running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
-        urls = {pod["metadata"]["name"]: find_usage_url(pod) for pod in running}
+        # A pod that is asked to stop still counts.
+        urls = {pod["metadata"]["name"]: find_usage_url(pod) for pod in pods if pod["status"].get("phase") == "Running"}
         names = list(urls)[:MOST_COUNTED_REPLICAS]
         answers = dict(
             zip(names, await asyncio.gather(*(_read_usage(session, urls[name]) for name in names)), strict=True)
@@ -135,13 +138,13 @@ class UsageReader:
         unread = {name for name in urls if answers.get(name) is None}
         for name in unread - self._unread:
             log.warning("gateway_usage_not_read", pod=name, url=urls[name])
-        self._unread, self._is_complete = unread, bool(urls) and not unread
+        self._unread = unread
 
         for answer in answers.values():
             if answer is not None:
                 self._readings[answer.replica] = _Reading(now, answer.keys)
-        for name in [name for name, reading in self._readings.items() if reading.at < now - KEPT_SECONDS]:
-            del self._readings[name]
+        self._readings = {name: reading for name, reading in self._readings.items() if reading.at >= now - KEPT_SECONDS}
+        self._replicas = frozenset(self._readings) if urls and not unread else None
 
 
 def find_usage_url(pod: Obj) -> str | None:

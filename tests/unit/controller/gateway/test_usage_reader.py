@@ -120,6 +120,24 @@ def test_writes_of_all_keys_together_are_bounded_and_keys_in_use_go_first(monkey
     assert {name.partition("-")[0] for name in world.names[:20]} == {"used"}
 
 
+def test_new_keys_of_one_namespace_delay_no_key_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = [gateway_key(f"new-{number}") for number in range(100)]
+    others = [gateway_key(f"other-{number}", namespace="team-b", status={"usage": USED}) for number in range(2)]
+    others[1]["status"] = {"usage": USED | {"lastUsedAt": "2026-11-19T12:00:00Z"}}
+    world = UsageWorld(monkeypatch, *new, *others)
+    world.answers["a"] = answer("a", **{f"new-{number}": 1 for number in range(100)}, **{"other-0": 2, "other-1": 2})
+    world.lead(READ_SECONDS)
+    assert [name for name in world.names[:4] if name.startswith("other")] == ["other-1", "other-0"]
+
+
+def test_usage_that_cannot_be_decoded_stops_no_other_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = gateway_key("odd", status={"usage": USED | {"counted": "later releases may have another form"}})
+    world = UsageWorld(monkeypatch, odd, gateway_key("app", status={"usage": USED}))
+    world.answers["a"] = answer("a", odd=5, app=5)
+    world.lead(1)
+    assert set(world.names) == {"odd", "app"}
+
+
 def test_replica_that_cannot_be_read_leaves_unused_keys_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     world = UsageWorld(monkeypatch, gateway_key("app"), gateway_key("idle"))
     world.pods = [pod("a"), pod("b"), pod("c", phase="Pending", podIP=None), pod("d", phase="Failed")]
