@@ -292,7 +292,7 @@ class KeyTable:
             del self.keys[name]
             self._admissions.usage.forget_key(*name)
             key = None
-        if watched is None:
+        if watched is None or (key is not None and key.watched == watched):
             return
 
         if key is None:

@@ -26,7 +26,6 @@ _PART: Final = "part"
 class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     uid: str = ""
-    resource_version: str = ""
     namespace: str = ""
     creation_timestamp: str = ""
 
@@ -35,8 +34,12 @@ class _SliceMetadata(_Metadata, frozen=True, rename="camel"):
     labels: dict[str, str] | None = None
 
 
-class _Metadatas(msgspec.Struct, frozen=True):
-    metadata: _Metadata
+class _StoredMetadata(_Metadata, frozen=True, rename="camel"):
+    resource_version: str = ""
+
+
+class _StoredObject(msgspec.Struct, frozen=True):
+    metadata: _StoredMetadata
 
 
 class _Access(msgspec.Struct, frozen=True):
@@ -160,7 +163,7 @@ class _KeyStatus(msgspec.Struct, frozen=True):
 
 
 class WatchedKey(msgspec.Struct, frozen=True):
-    """The part of a GatewayKey that is read."""
+    """The part of a GatewayKey that is read: it stays equal while the controller only writes the usage."""
 
     metadata: _Metadata
     spec: GatewayKeySpec = GatewayKeySpec()
@@ -184,7 +187,7 @@ class WatchedShard(msgspec.Struct, frozen=True):
 def _decode_to(part: type[T]) -> Read:
     """Return the function that decodes an object of the API server to its identity and the struct `part`."""
     decode_part = msgspec.json.Decoder(part).decode
-    decode_metadata = msgspec.json.Decoder(_Metadatas).decode
+    decode_metadata = msgspec.json.Decoder(_StoredObject).decode
 
     def read(raw: msgspec.Raw) -> Obj:
         metadata = decode_metadata(raw).metadata

@@ -15,7 +15,7 @@ from gateway.http.whole_answers import serve_answers
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import render_metrics
 from gateway.proxy.service import Service
-from kube.resources import GATEWAY_KEYS
+from kube.resources import GATEWAY_KEYS, ObjectKey
 from tests.controlplane.process import CHECKOUT
 from tests.unit.gateway.cluster.running_gateway import AUTHORIZED, SECRET, RunningGateway, digest
 from tests.unit.gateway.proxy.running_proxy import fake_engine, make_service
@@ -125,3 +125,15 @@ async def test_usage_has_the_total_of_a_key_by_uid_as_long_as_it_exists(
         assert (await read_usage()) == ReplicaUsage(usage.replica, {})
         await ask()
         assert (await read_usage()).keys["another"].requests == 1
+
+
+async def test_written_usage_keeps_what_a_key_has_found(gateway: RunningGateway) -> None:
+    """The controller writes up to five keys a second, each of which may list thousands of services."""
+    cluster = gateway.cluster
+    cluster.serve("team-a", "chat", "http://127.0.0.1:1")
+    status = {"digest": digest(SECRET)}
+    cluster.put(GATEWAY_KEYS, "team-a", "ci", spec={}, status=status)
+    key = cluster.feed.keys.keys[ObjectKey("team-a", "ci")]
+    listed = key.list_models()
+    cluster.put(GATEWAY_KEYS, "team-a", "ci", spec={}, status=status | {"usage": {"requests": 1}})
+    assert key.list_models() is listed
