@@ -77,10 +77,12 @@ class ClientKey:
         """Take the GatewayKey as it is now, and the ceiling of its namespace; None: there is none."""
         self.watched = watched
         self._revision = -1
-        limits = read_limits(watched.spec)
+        limits, limiter = read_limits(watched.spec), self._admissions.limiter
         own: tuple[LimitScope, ...] = ()
         if any(limits):
-            own = (self._admissions.limiter.find_scope(watched.metadata.uid, f"{self.name}: spec", limits),)
+            own = (limiter.find_scope(watched.metadata.uid, f"{self.name}: spec", limits),)
+        else:
+            limiter.forget_scope(watched.metadata.uid)
         self._scopes = (*own, ceiling) if ceiling else own
 
     def admit(self, request: "InferenceRequest", service: RoutedService) -> KeyAdmission | Awaitable[KeyAdmission]:
@@ -291,6 +293,7 @@ class KeyTable:
                 self._remove(key, digest)
             del self.keys[name]
             self._admissions.usage.forget_key(*name)
+            self._admissions.limiter.forget_scope(key.watched.metadata.uid)
             key = None
         if watched is None or (key is not None and key.watched == watched):
             return
@@ -309,11 +312,12 @@ class KeyTable:
 
     def _set_ceiling(self, namespace: str, quota: WatchedQuota | None) -> None:
         """Take the limits of all keys of a namespace together; None: there are none any more."""
-        if quota is None:
-            self._ceilings.pop(namespace, None)
-        else:
+        limiter, former = self._admissions.limiter, self._ceilings.pop(namespace, None)
+        if former is not None and (quota is None or quota.metadata.uid != former.scope_id):
+            limiter.forget_scope(former.scope_id)
+        if quota is not None:
             path, limits = f"GatewayQuota {namespace}: spec", read_limits(quota.spec)
-            self._ceilings[namespace] = self._admissions.limiter.find_scope(quota.metadata.uid, path, limits)
+            self._ceilings[namespace] = limiter.find_scope(quota.metadata.uid, path, limits)
         for key in self.keys.values():
             if key.namespace == namespace:
                 key.update(key.watched, self._ceilings.get(namespace))

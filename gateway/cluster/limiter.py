@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
-from weakref import WeakValueDictionary
 
 from gateway.cluster.rate_headers import render_rate_headers
 from gateway.cluster.rate_limits import (
@@ -109,10 +108,10 @@ class Limiter:
         """The number of replicas that live, this one included; it may change at any time."""
         self._clock = clock
         self._wall_clock = wall_clock
-        self._scopes: WeakValueDictionary[str, LimitScope] = WeakValueDictionary()
+        self._scopes: dict[str, LimitScope] = {}
 
     def find_scope(self, scope_id: str, path: str, limits: RateLimits) -> LimitScope:
-        """Return the scope with that id, with these limits from now on; it is kept for as long as the caller keeps it.
+        """Return the scope with that id, with these limits from now on; it is kept until `forget_scope`.
 
         `LimitScope` says what the parameters are.
         """
@@ -121,6 +120,10 @@ class Limiter:
             scope = self._scopes[scope_id] = LimitScope(scope_id, path, limits)
         scope.path, scope.limits = path, limits
         return scope
+
+    def forget_scope(self, scope_id: str) -> None:
+        """Forget a scope, if there is one with that id; requests that it has admitted are settled all the same."""
+        self._scopes.pop(scope_id, None)
 
     def admit_at_once(self, scopes: Sequence[LimitScope], tokens: int, route: str) -> AdmittedRequest | None:
         """Admit a request as `admit` does; None: that one has to be awaited. Raises RequestError."""

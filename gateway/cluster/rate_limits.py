@@ -84,7 +84,7 @@ class LimitScope:
     """
 
     __slots__ = (
-        *("__weakref__", "limits", "mean_us", "path", "requests", "running", "scope_id", "tokens"),
+        *("limits", "mean_us", "path", "requests", "running", "scope_id", "tokens"),
         *("told_outage", "told_session"),
     )
 

@@ -50,7 +50,7 @@ _SCRIPT: Final = Path(__file__).with_name("count_limits.lua").read_bytes()
 _SCRIPT_SHA: Final = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest()
 
 
-class _Reply(msgspec.Struct, array_like=True):
+class _Reply(NamedTuple):
     """The answer to a batch, as the script describes it, by the clock of the store."""
 
     now_us: int

@@ -76,6 +76,7 @@ def ensure_root() -> Path:
             shutil.rmtree(aside, ignore_errors=True)
             shutil.copytree(base, aside, symlinks=True)
             assemble("project", aside)
+            aside.touch()  # the copy has the time of its original, by which it would be removed below
             aside.rename(root)
         older = sorted((path for path in ROOTS.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
         for path in older[:-KEPT_ROOTS]:

@@ -370,3 +370,17 @@ async def test_tokens_are_reserved_and_settled_by_the_counts_of_the_engine(
         async with http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=AUTHORIZED) as response:
             assert (response.status, error_code(await response.json())) == (400, "request_over_limit")
             assert response.headers["x-should-retry"] == "false"
+
+
+async def test_limits_are_forgotten_with_what_states_them(gateway: RunningGateway) -> None:
+    cluster, scopes = gateway.cluster, gateway.cluster.feed.admissions.limiter._scopes
+    cluster.put_key(requestsPerMinute=5)
+    cluster.put(GATEWAY_QUOTAS, "", "team-a", spec={"requestsPerMinute": 5})
+    assert scopes.keys() == {"uid-of-team-a-ci", "uid-of--team-a"}
+    cluster.put_key()
+    cluster.put(GATEWAY_QUOTAS, "", "team-a", uid="another", spec={"requestsPerMinute": 5})
+    assert scopes.keys() == {"another"}
+    cluster.put_key(requestsPerMinute=5)
+    cluster.remove(GATEWAY_QUOTAS, "", "team-a")
+    cluster.remove(GATEWAY_KEYS, "team-a", "ci")
+    assert not scopes

@@ -1,6 +1,5 @@
 """Limits counted in memory: what is admitted in any window, by one replica and by several, and what is given back."""
 
-import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -332,11 +331,3 @@ def test_headers_are_those_of_the_scope_that_admits_least() -> None:
         "anthropic-ratelimit-tokens-reset": "1970-01-01T00:00:12Z",
     }
     assert World(key=RateLimits()).limiters[0].headers((), "chat") == {}
-
-
-def test_scope_that_nothing_keeps_is_forgotten() -> None:
-    limiter = Limiter()
-    names = itertools.count()
-    for _ in range(1000):
-        limiter.find_scope(str(next(names)), "GatewayKey a/b: spec", RateLimits())
-    assert len(limiter._scopes) <= 1
