@@ -23,6 +23,7 @@ from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
+    GATEWAY_KEYS,
     INFERENCE_SERVICES,
     JOBS,
     METAL_HOSTS,
@@ -101,6 +102,18 @@ class Cluster:
             "metadata": {"name": name},
             "spec": defaults | spec,
         }
+
+    async def gateway_key(self, name: str, **spec: Any) -> str:
+        """Apply a GatewayKey, and return the key that the controller has made for it."""
+        metadata = {"name": name}
+        await self.apply({"apiVersion": API_VERSION, "kind": "GatewayKey", "metadata": metadata, "spec": spec})
+
+        async def made() -> Obj:
+            key = await self.client.get(GATEWAY_KEYS, name, self.namespace)
+            assert key["status"]["digest"]
+            return await self.client.get(SECRETS, f"{name}-key", self.namespace)
+
+        return b64decode((await eventually(made))["data"]["key"]).decode()
 
     async def services(self) -> list[str]:
         return [obj["metadata"]["name"] for obj in (await self.client.list(INFERENCE_SERVICES, self.namespace)).items]

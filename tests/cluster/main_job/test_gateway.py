@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import time
-from base64 import b64decode
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from gateway.cluster.affinity import find_affinity
 from gateway.cluster.endpoint_choice import EndpointGroup, GatewayEndpoint, order_endpoints
 from gateway.http.headers import Headers
 from kube.client import Obj
-from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, MODEL_ROUTES, SECRETS
+from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, MODEL_ROUTES
 from tests.cluster.conftest import HUB_PORT, StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster
 from tests.cluster.shared_controller import SharedController
@@ -61,15 +60,7 @@ class Gateway(NamedTuple):
 
     async def make_key(self, name: str, **spec: Any) -> str:
         """Apply a GatewayKey, and return the key that the controller has made for it."""
-        metadata = {"name": name}
-        await self.cluster.apply({"apiVersion": API_VERSION, "kind": "GatewayKey", "metadata": metadata, "spec": spec})
-
-        async def made() -> Obj:
-            key = await self.cluster.client.get(GATEWAY_KEYS, name, self.cluster.namespace)
-            assert key["status"]["digest"]
-            return await self.cluster.client.get(SECRETS, f"{name}-key", self.cluster.namespace)
-
-        return b64decode((await eventually(made))["data"]["key"]).decode()
+        return await self.cluster.gateway_key(name, **spec)
 
     async def openai(self, key: str) -> openai.AsyncOpenAI:
         """Return a client of OpenAI's API, which tries nothing again."""
