@@ -1,14 +1,17 @@
 """The real mlx_lm.server, on the processor: the options of a service, and its failures."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
 from crds.metalprocess import Artifact, FurtherArtifact
+from gateway.proxy.config import Backend
 from metal_agent.supervise.engine_checks import ProbedEngine, probe_liveness
 from runtimes.registry import RUNTIMES
 from tests.support.api_objects import GIB
@@ -17,6 +20,8 @@ from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment
 from tests.support.tiny_models import tiny_mlx
 from tests.support.tiny_models.tiny_gguf import SENTENCE
+from tests.unit.gateway.cluster.running_gateway import SECRET, gateway_in_process
+from tests.unit.gateway.proxy.running_proxy import TOKEN, proxy_in_process
 
 MLX: dict[str, Any] = {"runtime": "mlx-lm"}
 
@@ -44,6 +49,28 @@ async def test_chat_is_answered_with_a_template_and_a_prompt_cache(tmp_path: Pat
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 49
         assert str(tiny) in await engine.get("/v1/models")
         assert "Hi" not in engine.log
+
+
+async def test_gateway_answers_and_streams_by_way_of_the_proxy(tmp_path: Path, tiny: Path) -> None:
+    question: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40}
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(start_engine(tmp_path, tiny, **MLX))
+        assert (await engine.ready()).ok
+        backend = Backend("mlx", engine.url, model=engine.model, api_key=engine.token, engine="mlx-lm", mode="chat")
+        _, url = await stack.enter_async_context(proxy_in_process(backend))
+        gateway = await stack.enter_async_context(gateway_in_process())
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "tiny", url, token=TOKEN)
+        library = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=SECRET, max_retries=0)
+        client = await stack.enter_async_context(library)
+
+        answer = await client.chat.completions.create(**question)
+        assert (answer.model, answer.choices[0].message.content) == ("tiny", SENTENCE)
+        text = ""
+        async for chunk in await client.chat.completions.create(**question, stream=True):
+            assert chunk.model == "tiny"
+            text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+        assert text == SENTENCE
 
 
 async def test_model_that_cannot_be_loaded_fails_although_the_server_is_healthy(tmp_path: Path, tiny: Path) -> None:
