@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import ssl
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
@@ -15,14 +16,14 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionTimes, connection_caps
 from gateway.http.listener import HttpListener
 from gateway.http.upstream_pool import UpstreamPool
-from gateway.http.whole_answers import AnswerServer, PacedRendering, Route, WholeAnswer, serve_answers
+from gateway.http.whole_answers import AnswerServer, AskedQuestion, PacedRendering, Route, WholeAnswer, serve_answers
 from gateway.proxy.config import Tls
 from gateway.proxy.control import restore_stop_signals, set_up_process
 from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.keep_alive import KeepAlive
-from gateway.proxy.metrics import CONTENT_TYPE, render_metrics
+from gateway.proxy.metrics import CONTENT_TYPE, list_series, render_in_turns
 from gateway.proxy.request_body import BodyBudget
 from gateway.proxy.tls import ReloadedCertificate
 from kube.client import Client
@@ -128,9 +129,14 @@ def build_health(feed: ClusterFeed, stop: asyncio.Event) -> AnswerServer:
     answers) and /readyz (200 once the cluster was read, and until the gateway is asked to stop).
     """
 
-    def render() -> bytes:
+    def begin_metrics() -> asyncio.Future[bytes]:
         asked = {str(key): service for key, service in feed.catalog.services.items() if service.metrics.requests}
-        return render_metrics(asked, "pomona_gateway") + feed.admissions.usage.render_metrics()
+        pieces = itertools.chain(list_series(asked, "pomona_gateway"), feed.admissions.usage.list_series())
+        return asyncio.ensure_future(render_in_turns(pieces))
+
+    async def answer_metrics(_: AskedQuestion) -> WholeAnswer:
+        # Who hangs up does not end it for the others who share it.
+        return WholeAnswer(200, await asyncio.shield(metrics.read()), CONTENT_TYPE)
 
     def answer_readyz() -> WholeAnswer:
         if stop.is_set():
@@ -142,10 +148,10 @@ def build_health(feed: ClusterFeed, stop: asyncio.Event) -> AnswerServer:
     def render_totals() -> bytes:
         return render_usage((key.watched.metadata.uid, key.total) for key in feed.keys.keys.values())
 
-    metrics, usage = PacedRendering(render), PacedRendering(render_totals)
+    metrics, usage = PacedRendering(begin_metrics), PacedRendering(render_totals)
     return AnswerServer(
         {
-            "/metrics": Route(lambda _: WholeAnswer(200, metrics.read(), CONTENT_TYPE)),
+            "/metrics": Route(answer_metrics),
             USAGE_PATH: Route(lambda _: WholeAnswer(200, usage.read(), b"application/json")),
             "/healthz": Route(lambda _: WholeAnswer(200, b"ok\n")),
             "/readyz": Route(lambda _: answer_readyz()),

@@ -5,13 +5,13 @@ GatewayKey has a total of its own as long as it exists: the controller reads the
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
-from gateway.proxy.metrics import family_lines
+from gateway.proxy.metrics import list_family
 
 MOST_LABEL_SETS: Final = 1000
 _PREFIX: Final = "pomona_gateway_key"
@@ -97,16 +97,15 @@ class UsageTable:
         """Return all usages, in the order of their first requests."""
         return list(self._usages.values())
 
-    def render_metrics(self) -> bytes:
-        """Return the series in Prometheus' text form."""
-        lines: list[str] = []
+    def list_series(self) -> Iterator[str]:
+        """Yield the series in Prometheus' text form, in pieces."""
+        usages = list(self._usages.values())
         for field, description in _COUNTERS.items():
             samples = [
                 ({"namespace": usage.namespace, "key": usage.key, "service": usage.service}, getattr(usage, field))
-                for usage in self._usages.values()
+                for usage in usages
             ]
-            lines += family_lines(f"{_PREFIX}_{field}_total", description, "counter", samples)
-        return "".join(lines).encode()
+            yield from list_family(f"{_PREFIX}_{field}_total", description, "counter", samples)
 
 
 def render_usage(totals: Iterable[tuple[str, KeyTotal]]) -> bytes:

@@ -13,7 +13,7 @@ import ipaddress
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from gateway.http.awaited_exchange import AwaitedExchange
@@ -23,6 +23,8 @@ from gateway.http.headers import Field, Headers, encode_fields, is_from_local_pr
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
 from gateway.http.request_head import InvalidRequestError
+
+T = TypeVar("T")
 
 TEXT: Final = b"text/plain; charset=utf-8"
 JSON: Final = b"application/json"
@@ -295,27 +297,27 @@ class _WholeBody:
             self._question.exchange.receiver = awaited
 
 
-class PacedRendering:
+class PacedRendering(Generic[T]):
     """A text that is costly to render, and that strangers ask for: beyond ten times at once, once a second.
 
     In between the last one is repeated, so that clients that ask often, or do not read it, share one.
 
     Args:
-        render: returns the text.
+        render: returns the text, or a task that renders it.
         clock: seconds that never go back.
     """
 
-    def __init__(self, render: Callable[[], bytes], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, render: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
         self._render = render
         self._clock = clock
         self._counted_at = clock()
         """The time of the last call of `read`."""
         self._renderings_left = float(_FRESH_AT_ONCE)
         """The tokens of a token bucket: each rendering takes one, and each second adds one, up to ten."""
-        self._text: bytes | None = None
+        self._text: T | None = None
         """The last text; None: none was rendered."""
 
-    def read(self) -> bytes:
+    def read(self) -> T:
         """Return the text: rendered now if the token bucket allows it, else the last one, at most a second old."""
         now = self._clock()
         # Refill the bucket for the time since the last call.

@@ -5,9 +5,10 @@ for several threads, would take as long as the rest of what is recorded of a sho
 because that library takes longer to import than the proxy's own modules.
 """
 
+import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -18,15 +19,32 @@ PROXY_PREFIX: Final = "pomona_proxy"
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 FIELDS: Final = b"Content-Type: %b\r\n" % CONTENT_TYPE
 """The header field of a response with series."""
+_PIECES_PER_TURN: Final = 16
+"""The pieces of a text that are rendered at once, in about a millisecond."""
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _REQUEST_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_REQUESTS: Final = "Requests, by the status that the client got; 499: the client hung up."
-_ERRORS: Final = (
-    "Failed requests, by reason: queue_full, no_server, engine_error, engine_broke_off, stopped; of a gateway also "
-    "not_admitted and key_revoked."
-)
-_FALLBACKS: Final = "Requests that went on to another service of their route, which counts them, by cause."
+_LABELED_COUNTERS: Final = {
+    "requests": (
+        "requests_total",
+        ("route", "status"),
+        "Requests, by the status that the client got; 499: the client hung up.",
+    ),
+    "errors": (
+        "errors_total",
+        ("reason",),
+        (
+            "Failed requests, by reason: queue_full, no_server, engine_error, engine_broke_off, stopped; of a gateway "
+            "also not_admitted and key_revoked."
+        ),
+    ),
+    "fallbacks": (
+        "fallbacks_total",
+        ("cause",),
+        "Requests that went on to another service of their route, which counts them, by cause.",
+    ),
+}
+"""By attribute of `ServiceMetrics`: name, the labels that its keys are the values of, and description."""
 _COUNTERS: Final = {
     "prompt_tokens": ("prompt_tokens_total", "Tokens of prompts, as engines report them."),
     "generated_tokens": ("generated_tokens_total", "Generated tokens, as engines report them."),
@@ -44,6 +62,11 @@ _HISTOGRAMS: Final = {
     "request_seconds": ("request_seconds", "From a request's arrival to its end."),
 }
 """By attribute of `ServiceMetrics`: name and description."""
+_GAUGES: Final = {
+    "in_flight": "Requests that an engine is working on.",
+    "queued": "Requests that wait for a free slot.",
+}
+"""By attribute of `RequestQueue`, which is the name, too: description."""
 
 
 class DurationHistogram:
@@ -93,69 +116,83 @@ class ServiceMetrics:
 
 
 def render_metrics(services: Mapping[str, "Service"], prefix: str = PROXY_PREFIX) -> bytes:
-    """Return the series of all services, by their names, in Prometheus' text form; their names begin with `prefix`.
+    """Return the series of all services, by their names, in Prometheus' text form; their names begin with `prefix`."""
+    return "".join(list_series(services, prefix)).encode()
 
-    1. Requests by route and status, errors by reason, and fallbacks by cause.
-    2. Each counter and each histogram, by the tables of their names above.
-    3. Gauges: requests in flight and in the queue.
+
+def list_series(services: Mapping[str, "Service"], prefix: str) -> Iterator[str]:
+    """Yield the text of `render_metrics` in pieces: of each family (the lines of one metric) the lines of one service.
+
+    Between two pieces other work may go on, which counts further requests; a histogram is one piece.
     """
     # Each service with its labels: its namespace and its name.
     labeled = [(_labels(name), service) for name, service in services.items()]
-    counts = [(labels, service.metrics) for labels, service in labeled]
 
-    # 1. A family is the lines of one metric; each sample of it has labels and a value.
-    requests = [
-        (labels | {"route": route, "status": str(status)}, count)
-        for labels, metrics in counts
-        for (route, status), count in metrics.requests.items()
-    ]
-    failures = [
-        (labels | {"reason": reason}, count) for labels, metrics in counts for reason, count in metrics.errors.items()
-    ]
-    fallbacks = [
-        (labels | {"cause": cause}, count) for labels, metrics in counts for cause, count in metrics.fallbacks.items()
-    ]
-    lines = family_lines(f"{prefix}_requests_total", _REQUESTS, "counter", requests)
-    lines += family_lines(f"{prefix}_errors_total", _ERRORS, "counter", failures)
-    if fallbacks:  # only a gateway has routes
-        lines += family_lines(f"{prefix}_fallbacks_total", _FALLBACKS, "counter", fallbacks)
+    # 1. Counters with a series for each key of a Counter.
+    for attribute, (short_name, label_names, description) in _LABELED_COUNTERS.items():
+        if attribute == "fallbacks" and not any(service.metrics.fallbacks for _, service in labeled):
+            continue  # only a gateway has routes
+        name = f"{prefix}_{short_name}"
+        yield _family_head(name, description, "counter")
+        for labels, service in labeled:
+            counts: Counter[tuple[str, int] | str] = getattr(service.metrics, attribute)
+            keys = [(key if isinstance(key, tuple) else (key,), count) for key, count in counts.items()]
+            further = [(dict(zip(label_names, map(str, key), strict=True)), count) for key, count in keys]
+            yield "".join([_series_line(name, count, labels | more) for more, count in further])
 
-    # 2. Both tables have the name and the description of a metric, by attribute of `ServiceMetrics`. A histogram has a
-    #    line for each bucket, of which the last one counts all, and two for number and sum.
-    for attribute, (name, description) in _COUNTERS.items():
-        samples = [(labels, getattr(metrics, attribute)) for labels, metrics in counts]
-        lines += family_lines(f"{prefix}_{name}", description, "counter", samples)
+    # 2. Counters and gauges with one series.
+    for attribute, (short_name, description) in _COUNTERS.items():
+        name = f"{prefix}_{short_name}"
+        yield _family_head(name, description, "counter")
+        for labels, service in labeled:
+            yield _series_line(name, getattr(service.metrics, attribute), labels)
+    for attribute, description in _GAUGES.items():
+        name = f"{prefix}_{attribute}"
+        yield _family_head(name, description, "gauge")
+        for labels, service in labeled:
+            yield _series_line(name, getattr(service.queue, attribute), labels)
+
+    # 3. Histograms, which have a line for each bucket, of which the last one counts all, and two for number and sum.
     for attribute, (short_name, description) in _HISTOGRAMS.items():
         name = f"{prefix}_{short_name}"
-        lines += family_lines(name, description, "histogram", ())
-        for labels, metrics in counts:
-            histogram: DurationHistogram = getattr(metrics, attribute)
+        yield _family_head(name, description, "histogram")
+        for labels, service in labeled:
+            histogram: DurationHistogram = getattr(service.metrics, attribute)
             buckets = histogram.buckets()
-            lines += [_series_line(f"{name}_bucket", count, labels | {"le": bound}) for bound, count in buckets]
-            _, total = buckets[-1]
-            lines.append(_series_line(f"{name}_count", total, labels))
+            lines = [_series_line(f"{name}_bucket", count, labels | {"le": bound}) for bound, count in buckets]
+            lines.append(_series_line(f"{name}_count", buckets[-1][1], labels))
             lines.append(_series_line(f"{name}_sum", histogram.sum_seconds, labels))
+            yield "".join(lines)
 
-    # 3. The gauges.
-    in_flight = [(labels, service.queue.in_flight) for labels, service in labeled]
-    queued = [(labels, service.queue.queued) for labels, service in labeled]
-    lines += family_lines(f"{prefix}_in_flight", "Requests that an engine is working on.", "gauge", in_flight)
-    lines += family_lines(f"{prefix}_queued", "Requests that wait for a free slot.", "gauge", queued)
-    return "".join(lines).encode()
+
+async def render_in_turns(pieces: Iterable[str]) -> bytes:
+    """Return the text of all pieces; after some of them other work gets a turn."""
+    text: list[str] = []
+    for piece in pieces:
+        text.append(piece)
+        if len(text) % _PIECES_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return "".join(text).encode()
 
 
 def render_engine_up(service: str, *, is_up: bool) -> bytes:
     """Return the gauge by which the proxy of a pod says whether the series of the engine of `service` are there."""
-    description = "1 if the engine's own series are here, all of them."
-    return "".join(
-        family_lines(f"{PROXY_PREFIX}_engine_metrics_up", description, "gauge", [(_labels(service), is_up)])
-    ).encode()
+    name = f"{PROXY_PREFIX}_engine_metrics_up"
+    head = _family_head(name, "1 if the engine's own series are here, all of them.", "gauge")
+    return (head + _series_line(name, is_up, _labels(service))).encode()
 
 
-def family_lines(name: str, description: str, kind: str, samples: Iterable[tuple[dict[str, str], float]]) -> list[str]:
-    """Return the lines of a family, each sample of which has labels and a value."""
-    series = [_series_line(name, value, labels) for labels, value in samples]
-    return [f"# HELP {name} {description}\n", f"# TYPE {name} {kind}\n", *series]
+def list_family(
+    name: str, description: str, kind: str, samples: Iterable[tuple[dict[str, str], float]]
+) -> Iterator[str]:
+    """Yield the lines of a family, each sample of which has labels and a value."""
+    yield _family_head(name, description, kind)
+    for labels, value in samples:
+        yield _series_line(name, value, labels)
+
+
+def _family_head(name: str, description: str, kind: str) -> str:
+    return f"# HELP {name} {description}\n# TYPE {name} {kind}\n"
 
 
 def _labels(service: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from gateway.cluster.gateway_process import build_health
 from gateway.cluster.usage import MOST_LABEL_SETS, USAGE_PATH, KeyTotal, ReplicaUsage, UsageTable, render_usage
 from gateway.http.whole_answers import serve_answers
 from gateway.proxy.load_balancer import InFlight
-from gateway.proxy.metrics import render_metrics
+from gateway.proxy.metrics import render_in_turns, render_metrics
 from gateway.proxy.service import Service
 from kube.resources import GATEWAY_KEYS, ObjectKey
 from tests.controlplane.process import CHECKOUT
@@ -36,7 +36,7 @@ def test_usage_is_counted_by_key_and_service() -> None:
     ]
     assert (
         'pomona_gateway_key_prompt_tokens_total{key="ci",namespace="team-a",service="team-b/tiny"} 15.0\n'
-        in table.render_metrics().decode()
+        in "".join(table.list_series())
     )
 
 
@@ -70,9 +70,10 @@ def test_documented_metrics_are_those_that_only_the_gateway_has() -> None:
     service = Service(make_service(name="team-a/tiny"), InFlight(lambda _: None))
     of_proxy = {family.name for family in families(render_metrics({"team-a/tiny": service}, "pomona_gateway"))}
     service.metrics.fallbacks["NoCapacity"] += 1
+    of_keys = "".join(table.list_series()).encode()
     served = {
         f"{family.name}_total": {label for sample in family.samples for label in sample.labels}
-        for family in families(render_metrics({"team-a/tiny": service}, "pomona_gateway") + table.render_metrics())
+        for family in families(render_metrics({"team-a/tiny": service}, "pomona_gateway") + of_keys)
         if family.name not in of_proxy
     }
     page = (CHECKOUT / "docs" / "metrics.md").read_text()
@@ -137,3 +138,13 @@ async def test_written_usage_keeps_what_a_key_has_found(gateway: RunningGateway)
     listed = key.list_models()
     cluster.put(GATEWAY_KEYS, "team-a", "ci", spec={}, status=status | {"usage": {"requests": 1}})
     assert key.list_models() is listed
+
+
+async def test_other_work_goes_on_while_series_are_rendered() -> None:
+    rendering = asyncio.ensure_future(render_in_turns(["a"] * 1000))
+    turns = 0
+    while not rendering.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert rendering.result() == b"a" * 1000
+    assert turns > 50
