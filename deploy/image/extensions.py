@@ -25,8 +25,7 @@ COMPILED = (
     *("gateway/proxy/request_queue.py", "gateway/proxy/router.py", "gateway/proxy/served_routes.py"),
     *("gateway/proxy/service.py", "gateway/proxy/upstream_request.py"),
     *("gateway/cluster/admission.py", "gateway/cluster/endpoint_choice.py", "gateway/cluster/endpoint_health.py"),
-    *("gateway/cluster/keys.py", "gateway/cluster/limiter.py", "gateway/cluster/rate_headers.py"),
-    *("gateway/cluster/rate_limits.py", "gateway/cluster/redis_limits.py", "gateway/cluster/retry_budget.py"),
+    *("gateway/cluster/keys.py", "gateway/cluster/rate_headers.py", "gateway/cluster/retry_budget.py"),
     *("gateway/cluster/routed_service.py", "gateway/cluster/token_estimate.py"),
 )
 

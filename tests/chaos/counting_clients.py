@@ -53,7 +53,7 @@ class KilledGateway:
     async def read_used_tokens(self) -> int:
         """Return the tokens that this life has counted, of all keys."""
         keys = json.loads(await (await self._get("/usage")).text())["keys"]
-        return sum(tokens for _, tokens, _ in keys.values())
+        return sum(tokens for _, tokens in keys.values())
 
     async def _get(self, path: str) -> aiohttp.ClientResponse:
         async with aiohttp.ClientSession() as session, session.get(f"{self.health}{path}") as response:

@@ -49,3 +49,16 @@ def test_no_interpreted_class_extends_a_compiled_one() -> None:
         if places[base] & compiled
     ]
     assert found == []
+
+
+def test_nothing_is_decoded_to_a_compiled_class() -> None:
+    """Their fields have no types any more, by which msgspec would choose between a list and a tuple."""
+    decoded = [
+        (path.name, ast.unparse(call))
+        for path in COMPILED
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(("Decoder", "convert"))
+        for name in ast.walk(call)
+        if isinstance(name, ast.Name) and name.id in {node.name for node, _ in list_classes(path)}
+    ]
+    assert decoded == []
