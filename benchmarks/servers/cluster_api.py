@@ -25,6 +25,7 @@ from crds.meta import CONTROLLER_NAMESPACE, GATEWAY_SHARDS, LABEL_SERVICE_NAME, 
 from gateway.cluster.rate_limits import LIMIT_FIELDS
 from kube.client import Obj
 from kube.resources import ENDPOINT_SLICES, GATEWAY_KEYS, INFERENCE_SERVICES, SECRETS, Resource
+from tests.support.stub_server import serve_stub
 
 NAMESPACE: Final = "bench"
 SERVICE: Final = "tiny"
@@ -105,20 +106,14 @@ class ClusterApi:
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[str]:
         """Serve until the context ends; return the URL."""
-        app = web.Application()
-        app.router.add_get("/{path:.*}", self._answer)
-        runner = web.AppRunner(app, handler_cancellation=True)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            for events in chain.from_iterable(self._watches.values()):
-                events.put_nowait(b"")
-            await runner.cleanup()
+        async with serve_stub(self._answer) as url:
+            try:
+                yield url
+            finally:
+                for events in chain.from_iterable(self._watches.values()):
+                    events.put_nowait(b"")
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a list or a watch: a field selector is one of a name, and all objects have the labels of selectors."""
         at, name = parse_path(request.path), request.query.get("fieldSelector", "").rpartition("=")[2]
         if "watch" in request.query:
@@ -134,7 +129,7 @@ class ClusterApi:
         body = b'{"metadata":%b,"items":[%b]}' % (metadata, b",".join(items[begin : begin + limit]))
         return web.Response(body=body, content_type="application/json")
 
-    async def _send_changes(self, request: web.Request, plural: str, *, of_all: bool) -> web.StreamResponse:
+    async def _send_changes(self, request: web.BaseRequest, plural: str, *, of_all: bool) -> web.StreamResponse:
         """Send each change of a kind to a watch of all namespaces, and none to that of one: nothing changes there."""
         events: asyncio.Queue[bytes] = asyncio.Queue()
         self._watches[plural if of_all else ""].append(events)
