@@ -48,6 +48,7 @@ class RealServer:
 
     def __init__(self, process: subprocess.Popen[bytes], model: Path, port: int) -> None:
         self.model = model
+        self.url = f"http://127.0.0.1:{port}"
         self._process, self._port = process, port
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = KEY) -> Answer:
