@@ -228,7 +228,14 @@ async def test_second_ctrl_c_ends_although_a_daemon_unloads_nothing(
             manifest(
                 tmp_path / "all.yaml",
                 make_manifest(MODELS, name="one", source=f"file://{weights}", memoryBytes=GIB),
-                service("chat", "one", runtime="ollama", extraArgs=[], hardware={"accelerator": "metal"}),
+                service(
+                    "chat",
+                    "one",
+                    runtime="ollama",
+                    contextLength=65536,
+                    extraArgs=[],
+                    hardware={"accelerator": "metal"},
+                ),
             )
         )
         await up.url()
