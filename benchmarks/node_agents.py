@@ -25,6 +25,7 @@ import structlog
 from aiohttp import web
 
 from benchmarks.report import Figure, print_figures
+from benchmarks.servers.cluster_api import write_kubeconfig
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from devices.node_hardware import HardwareReading
 from kube.transport import Request
@@ -76,17 +77,6 @@ async def serve_api(api: NodeApi) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def write_kubeconfig(path: Path, server: str) -> None:
-    """Write a kubeconfig without a secret."""
-    config = {
-        "clusters": [{"name": "a", "cluster": {"server": server}}],
-        "users": [{"name": "a", "user": {"token": "none"}}],
-        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-        "current-context": "a",
-    }
-    path.write_bytes(msgspec.json.encode(config))
-
-
 def read_peak(pid: int) -> int:
     """Return the most resident memory that a process has had, as the kernel counts it."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -99,9 +89,8 @@ async def measure_agent() -> list[Figure]:
     floor = int(subprocess.check_output([sys.executable, "-P", "-c", IMPORTS]))  # noqa: ASYNC221 - nothing else runs
     api = NodeApi()
     with tempfile.TemporaryDirectory() as folder:
-        kubeconfig = Path(folder) / "kubeconfig"
         async with serve_api(api) as server:
-            write_kubeconfig(kubeconfig, server)
+            kubeconfig = write_kubeconfig(Path(folder), server)
             (Path(folder) / "sitecustomize.py").write_text("import os\nos.cpu_count = lambda: 16\n")
             agent = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "cli.main", "node-agent", f"--node-name={NAME}"),
