@@ -405,8 +405,11 @@ class InferenceRequest:
     def interrupt(self, reason: str, error: RequestError) -> None:
         """End the work, and answer with an error, or end a stream with one; `reason` is for metrics and log."""
         self.error = reason
-        self._cancel()
-        self.send_error(error)
+        try:
+            self._cancel()
+            self.send_error(error)
+        except Exception:  # noqa: BLE001 - whoever ends this request has others to end, and keys to watch
+            self.fail()
 
     def hang_up(self) -> None:
         """Leave the queue or cancel the engine's work, because the client is gone, and record the request."""

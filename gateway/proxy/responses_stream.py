@@ -5,7 +5,7 @@ such as OpenAI's library put the text together by these places.
 """
 
 from http import HTTPStatus
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -33,11 +33,15 @@ class _Response(msgspec.Struct):
     error: msgspec.Raw = msgspec.Raw(b"null")
 
 
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""Python refuses to write a number of thousands of digits, which an engine may send."""
+
+
 class _Event(msgspec.Struct):
     type: str = ""
-    sequence_number: int | UnsetType = UNSET
-    output_index: int | UnsetType = UNSET
-    content_index: int | UnsetType = UNSET
+    sequence_number: _Number | UnsetType = UNSET
+    output_index: msgspec.Raw | UnsetType = UNSET
+    content_index: msgspec.Raw | UnsetType = UNSET
     logprobs: msgspec.Raw | UnsetType = UNSET
     item_id: str | None = None
     item: _Item | None = None

@@ -300,9 +300,12 @@ class UpstreamRequest:
             self._was_repeated = True
             self._connect()
             return
-        if error.is_gone:
-            self._service.note_unreachable(self.backend)
-        self._break_off(str(error))
+        try:
+            if error.is_gone:
+                self._service.note_unreachable(self.backend)
+            self._break_off(str(error))
+        except Exception:  # noqa: BLE001 - the client gets an end whatever fails here
+            self._request.fail()
 
     def _end_response(self) -> None:
         """Send the end of the response, or the error that it turned out to be, and record the outcome.

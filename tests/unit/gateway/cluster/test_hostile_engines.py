@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from gateway.proxy import keep_alive
 from gateway.proxy.errors import RequestError
 from gateway.proxy.metrics import render_metrics
 from gateway.proxy.request_body import BodyBudget
+from gateway.proxy.responses_stream import ResponsesStream
 from kube.resources import GATEWAY_QUOTAS
 from tests.support.eventually import eventually
 from tests.unit.gateway.cluster.running_gateway import AUTHORIZED, RunningGateway
@@ -71,6 +73,53 @@ async def test_client_that_leaves_before_the_answer_pays(
         await asyncio.wait_for(engine.cancelled.wait(), 5)
         (scope,) = read_scopes(gateway)
         assert scope.tokens.ends_at_us - began_us >= least * MINUTE_US // 10_000
+
+
+def fail_to_render(_stream: ResponsesStream, _error: RequestError) -> bytes:
+    raise ValueError("a defect")
+
+
+@pytest.mark.parametrize("has_defect", [False, True])
+@pytest.mark.parametrize("ending", ["engine dies", "key is suspended"])
+async def test_stream_of_strange_numbers_ends(
+    gateway: RunningGateway,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: str,
+    *,
+    has_defect: bool,
+) -> None:
+    """Python writes no number of 4,301 digits. A defect of its kind breaks this stream off, and ends nothing else."""
+    event = b'event: response.created\ndata: {"type":"response.created","sequence_number":%b}\n\n' % (b"9" * 4300)
+    if has_defect:
+        monkeypatch.setattr(ResponsesStream, "_render_error", fail_to_render)
+    engine_ends = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(event)
+        await engine_ends.wait()
+        assert request.transport
+        request.transport.abort()
+        return response
+
+    async with fake_engine(answer) as backend:
+        gateway.cluster.put_key()
+        gateway.cluster.serve("team-a", "chat", backend.url)
+        body = {"model": "chat", "input": "hi", "stream": True}
+        async with http.post(f"{gateway.url}/v1/responses", json=body, headers=AUTHORIZED) as response:
+            await response.content.readuntil(b"\n\n")
+            if ending == "engine dies":
+                engine_ends.set()
+            else:
+                gateway.cluster.put_key(suspend=True)
+            with pytest.raises(aiohttp.ClientPayloadError) if has_defect else nullcontext():
+                last = await asyncio.wait_for(response.content.read(), 5)
+                assert b'"type":"response.failed"' in last
+        engine_ends.set()
+    (service,) = gateway.cluster.feed.catalog.services.values()
+    assert service.queue.in_flight == 0
 
 
 async def test_no_key_admits_before_all_was_listed(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
