@@ -122,6 +122,7 @@ def report_node_speeds(
     # A node whose speed cannot be told now keeps the last one.
     told = {speed.node for speed in found}
     found += [speed for speed in last if speed.node in nodes and speed.node not in told]
+    del found[MOST_NODE_SPEEDS:]
     rates, last_rates = (
         {speed.node: read_rate(speed.tokens_per_second) or 0.0 for speed in speeds} for speeds in (found, last)
     )

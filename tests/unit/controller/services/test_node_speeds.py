@@ -123,3 +123,13 @@ def test_rate_that_is_no_number_is_replaced() -> None:
 def test_list_is_bounded() -> None:
     observed = observe("gpu-a", *(f"studio-{number}" for number in range(150)))
     assert len(observed.nodes) == MOST_NODE_SPEEDS
+
+
+def test_list_stays_bounded_when_nodes_come_that_are_sorted_before_it() -> None:
+    """The API server would refuse the whole status."""
+    places = {f"studio-{number}": H100 if number % 2 else MAC for number in range(100, 200)}
+    last = report([], list_classes(), places)
+    assert len(last) == MOST_NODE_SPEEDS
+    more = dict.fromkeys(f"mac-{number}" for number in range(10))
+    first = {node: MAC for node in sorted((*places, *more))[:MOST_NODE_SPEEDS]}
+    assert len(report_node_speeds(last, list_classes(), places.keys() | more.keys(), first)) == MOST_NODE_SPEEDS
