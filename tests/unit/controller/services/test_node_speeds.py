@@ -131,5 +131,5 @@ def test_list_stays_bounded_when_nodes_come_that_are_sorted_before_it() -> None:
     last = report([], list_classes(), places)
     assert len(last) == MOST_NODE_SPEEDS
     more = dict.fromkeys(f"mac-{number}" for number in range(10))
-    first = {node: MAC for node in sorted((*places, *more))[:MOST_NODE_SPEEDS]}
+    first = {node: places.get(node, MAC) for node in sorted((*places, *more))[:MOST_NODE_SPEEDS]}
     assert len(report_node_speeds(last, list_classes(), places.keys() | more.keys(), first)) == MOST_NODE_SPEEDS
