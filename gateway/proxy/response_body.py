@@ -30,6 +30,8 @@ _LARGEST_ERROR_BYTES: Final = 64 << 10
 SHORT_JSON_BYTES: Final = 256 << 10
 """A longer response, such as thousands of embeddings, is passed on in pieces: decoding it would block all others."""
 
+_TRUNCATED: Final = "Input data was truncated"
+"""What msgspec says of the begin of a JSON text."""
 _NOTHING: Final = msgspec.Raw(b"")
 _NOT_GIVEN: Final = frozenset({b"", b"null"})
 """The values of a field that is not there, or that says nothing."""
@@ -291,6 +293,12 @@ class LongJsonResponse:
         self._held_back = piece[end:]
         return _rename_model(piece[:end], self._name)
 
+    @property
+    def end(self) -> ResponseEnd:
+        """The end of the body, by its last bytes."""
+        is_whole = self._seen_end.rstrip().endswith((b"}", b"]"))
+        return ResponseEnd.COMPLETE if is_whole else ResponseEnd.CUT_OFF
+
     def finish(self) -> bytes:
         """Return what is held back at the end of the response."""
         return _rename_model(self._held_back, self._name)
@@ -340,6 +348,7 @@ class JsonResponse(ResponseBody):
     def finish(self) -> bytes:
         """Return what is held back at the end of the response; of a short one, set its tokens and its end."""
         if self._long_response:
+            self.end = self._long_response.end
             return self._long_response.finish()
         if not self._held_back:  # nothing but blanks has come: no client can use it
             self.end = ResponseEnd.CUT_OFF
@@ -347,7 +356,7 @@ class JsonResponse(ResponseBody):
         rewritten = rewrite_json(bytes(self._held_back), self._model)
         self._tokens, self.end = rewritten.tokens, rewritten.end
         # Some engines send an error with status 200 when they fail late.
-        self.failed = self.end is not ResponseEnd.COMPLETE
+        self.failed = self.end in {ResponseEnd.FAILED, ResponseEnd.REFUSED}
         return rewritten.body
 
 
@@ -383,12 +392,15 @@ class RewrittenJson(NamedTuple):
 def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     """Return a response that is one JSON object, with `model` as its model, its counts of tokens, and its end.
 
-    Any other text is returned unchanged, as a complete response. An object with an error and no contents was refused,
+    Half an object, of an engine that died within a response without a length, is cut off, and nothing of it is
+    returned. Any other text is returned unchanged, as a complete response. An object with an error and no contents was refused,
     or has failed; an `error` beside contents is no failure, since the client gets an answer.
     """
     try:
         response = _response.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if str(error) == _TRUNCATED:
+            return RewrittenJson(b"", NO_TOKENS, ResponseEnd.CUT_OFF)
         return RewrittenJson(body, NO_TOKENS, ResponseEnd.COMPLETE)
 
     # 1. The counts: decoded apart from the rest, so that another field of an odd type hides none. The fields of

@@ -166,6 +166,7 @@ async def test_engine_that_responds_before_it_has_read_the_body_is_forwarded(
         b"",
         b"garbage\r\n\r\n",
         b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"half":',
+        b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{"half":',
         b"HTTP/1.1 302 Found\r\nLocation: http://10.0.0.1/\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
     ],

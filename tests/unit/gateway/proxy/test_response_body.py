@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.proxy import errors
 from gateway.proxy.response_body import (
     LONGEST_LINE_BYTES,
+    SHORT_JSON_BYTES,
     JsonResponse,
     LongJsonResponse,
     TokenStream,
@@ -164,6 +165,21 @@ def test_long_json_response_does_not_depend_on_the_pieces(cuts: list[int], befor
     assert response.tokens == TokenCount(7, 5)
 
 
+@pytest.mark.parametrize("text", [b'{"choices":[{"message":{"content":"half an', b'{"choices":[{"index":0}'])
+def test_half_a_json_response_is_cut_off(text: bytes) -> None:
+    """It may have come without a length, and would be sent on with one that is right."""
+    response = JsonResponse("chat")
+    assert (response.feed(text), response.finish()) == (b"", b"")
+    assert (response.end, response.failed) == (ResponseEnd.CUT_OFF, False)
+
+
+def test_half_a_long_json_response_is_cut_off() -> None:
+    response = JsonResponse("chat")
+    begin = b'{"choices":[{"message":{"content":"' + b"a" * SHORT_JSON_BYTES
+    assert response.feed(begin) + response.finish() == begin
+    assert response.end is ResponseEnd.CUT_OFF
+
+
 @pytest.mark.parametrize("pieces", [(), (b"",), (b" ", b"\n")])
 def test_json_response_of_which_nothing_came_is_cut_off(pieces: tuple[bytes, ...]) -> None:
     response = JsonResponse("chat")
@@ -182,6 +198,7 @@ def test_json_response_of_which_nothing_came_is_cut_off(pieces: tuple[bytes, ...
         (b"[1]", ResponseEnd.COMPLETE),
         (b"\xff", ResponseEnd.COMPLETE),
         (b"[" * 5000, ResponseEnd.COMPLETE),
+        (b'{"data": [NaN]}', ResponseEnd.COMPLETE),
     ],
 )
 def test_error_under_status_200_is_recognized(body: bytes, end: ResponseEnd) -> None:
