@@ -137,6 +137,16 @@ class RedisLimiter(Limiter):
         self._replica = secrets.token_hex(8)
         self._batch_number = 0
 
+    def find_scope(self, scope_id: str, path: str, limits: RateLimits) -> LimitScope:
+        """Return the scope, as `Limiter.find_scope` says; the store learns which requests run under new limits."""
+        former = self._scopes.get(scope_id)
+        is_changed = former is not None and former.limits != limits
+        scope = super().find_scope(scope_id, path, limits)
+        if is_changed:
+            self._untold[scope] = None
+            self._wake.set()
+        return scope
+
     # The requests
 
     def admit_at_once(self, scopes: Sequence[LimitScope], tokens: int, route: str) -> AdmittedRequest | None:

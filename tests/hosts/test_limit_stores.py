@@ -179,6 +179,19 @@ async def test_concurrent_requests_are_counted_over_replicas(start: Start) -> No
     assert set(await read_scope(first)) == NOTHING_RUNS
 
 
+async def test_requests_that_end_while_their_number_has_no_limit_hold_no_place(start: Start) -> None:
+    """The owner takes the limit out of the key while they run, and puts it back."""
+    limits = RateLimits(requests_per_minute=1000, concurrent_requests=2)
+    first, second = start(limits), start(limits)
+    running = [await first.admit(0), await first.admit(0)]
+    first.limiter.find_scope("key", first.key.path, RateLimits(requests_per_minute=1000))
+    for request in running:
+        request.settle(0)
+    first.limiter.find_scope("key", first.key.path, limits)
+    await first.flush()
+    await second.admit(0)
+
+
 async def test_places_of_a_replica_that_died_are_free_after_its_lease(start: Start) -> None:
     now_ns = 1_000_000_000_000
 
