@@ -27,7 +27,7 @@ from gateway.proxy import errors
 from gateway.proxy.inference_head import read_credentials
 from gateway.proxy.service import RequestedModel, Service, add_adapters
 from kube.client import Obj
-from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, ObjectKey, Resource, object_key
+from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, ObjectKey, Resource, object_key
 from kube.store import Store
 
 if TYPE_CHECKING:
@@ -284,6 +284,8 @@ class KeyTable:
         name = object_key(new or old or {})
         if resource == GATEWAY_QUOTAS:
             self._set_ceiling(name.name, get_part(new, WatchedQuota))
+        if resource == INFERENCE_SERVICES and new is None:
+            self._admissions.usage.forget_service(str(name))
         if resource != GATEWAY_KEYS:
             return
         watched = get_part(new, WatchedKey)

@@ -93,13 +93,18 @@ class UsageTable:
         for labels in [labels for labels in self._usages if labels[:2] == (namespace, key)]:
             del self._usages[labels]
 
+    def forget_service(self, service: str) -> None:
+        """Forget a service that is gone, named <namespace>/<name>."""
+        for labels in [labels for labels in self._usages if labels[2] == service]:
+            del self._usages[labels]
+
     def list_usages(self) -> list[KeyUsage]:
         """Return all usages, in the order of their first requests."""
         return list(self._usages.values())
 
     def list_series(self) -> Iterator[str]:
         """Yield the series in Prometheus' text form, in pieces."""
-        usages = list(self._usages.values())
+        usages = self.list_usages()
         for field, description in _COUNTERS.items():
             samples = [
                 ({"namespace": usage.namespace, "key": usage.key, "service": usage.service}, getattr(usage, field))

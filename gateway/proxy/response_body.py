@@ -393,8 +393,8 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     """Return a response that is one JSON object, with `model` as its model, its counts of tokens, and its end.
 
     Half an object, of an engine that died within a response without a length, is cut off, and nothing of it is
-    returned. Any other text is returned unchanged, as a complete response. An object with an error and no contents was refused,
-    or has failed; an `error` beside contents is no failure, since the client gets an answer.
+    returned. Any other text is returned unchanged, as a complete response. An object with an error and no contents was
+    refused, or has failed; an `error` beside contents is no failure, since the client gets an answer.
     """
     try:
         response = _response.decode(body)

@@ -15,7 +15,7 @@ from gateway.http.whole_answers import serve_answers
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import render_in_turns, render_metrics
 from gateway.proxy.service import Service
-from kube.resources import GATEWAY_KEYS, ObjectKey
+from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, ObjectKey
 from tests.controlplane.process import CHECKOUT
 from tests.unit.gateway.cluster.running_gateway import AUTHORIZED, SECRET, RunningGateway, digest
 from tests.unit.gateway.proxy.running_proxy import fake_engine, make_service
@@ -126,6 +126,11 @@ async def test_usage_has_the_total_of_a_key_by_uid_as_long_as_it_exists(
         assert (await read_usage()) == ReplicaUsage(usage.replica, {})
         await ask()
         assert (await read_usage()).keys["another"].requests == 1
+
+        table = cluster.feed.admissions.usage
+        assert [usage.service for usage in table.list_usages()] == ["team-a/chat"]
+        cluster.remove(INFERENCE_SERVICES, "team-a", "chat")
+        assert table.list_usages() == [], "a service for each pull request would take all places"
 
 
 async def test_written_usage_keeps_what_a_key_has_found(gateway: RunningGateway) -> None:
