@@ -47,10 +47,17 @@ class _Endpoint(NamedTuple):
     help=f"GatewayKey of the namespace whose key the client uses. Default: the key is in the variable {KEY_VARIABLE}.",
 )
 @click.option("--show-key", is_flag=True, help="Print the key itself, in place of the command that reads it.")
+@click.option("--model", "model_name", metavar="NAME", help="Name of /v1/models. Default: the first service for chats.")
 @click.option("--url", help="Address of the gateway, such as https://llm.example.com. Default: that in the cluster.")
 @namespaced_cluster_options
 def command(
-    *, target: ClusterOptions, client: str | None, key_name: str | None, show_key: bool, url: str | None
+    *,
+    target: ClusterOptions,
+    client: str | None,
+    key_name: str | None,
+    show_key: bool,
+    model_name: str | None,
+    url: str | None,
 ) -> None:
     """Print where the gateway of the cluster is, and how a client is configured for it.
 
@@ -67,13 +74,19 @@ def command(
     endpoint = run_in_cluster(target, lambda cluster: _read_endpoint(cluster, key_name, url, show_key=show_key))
 
     names = [str(service["metadata"]["name"]) for service in endpoint.services]
-    model = pick_model(endpoint.services)
-    if model is None:
-        print_note(f"the key opens no service for chats in this namespace: {_PLACEHOLDER} stands for one")
+    if model_name is None:
+        model = pick_model(endpoint.services)
+    else:
+        model = next((service for service in endpoint.services if service["metadata"]["name"] == model_name), None)
+    if model is None and model_name is None:
+        print_note(
+            f"the key opens no service for chats in this namespace: {_PLACEHOLDER} stands for one; "
+            "name it by --model, as /v1/models lists it"
+        )
     facts = EndpointFacts(
         endpoint.address.url,
         endpoint.key,
-        model["metadata"]["name"] if model else _PLACEHOLDER,
+        model_name or (model["metadata"]["name"] if model else _PLACEHOLDER),
         model.get("status", {}).get("serving", {}).get("contextLength") if model else None,
     )
     if client is None:

@@ -353,6 +353,7 @@ def _find_spec_problem(store: Store, gateway_key: GatewayKey, now: datetime) -> 
             left -= 1
     way_out = f"make an InferenceService, or have spec.access of one admit namespace {namespace}"
     if spec.services:
-        message = f"spec.services fits no service that namespace {namespace} may use: correct it, {way_out}"
+        message = f"spec.services fits no service that namespace {namespace} may use: correct it, {way_out}; "
+        message += "a ModelRoute is opened by the names of its services"
         return "NoService", message
     return "NoService", f"namespace {namespace} has no service, and no other one admits it: {way_out}"

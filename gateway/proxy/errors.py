@@ -238,7 +238,7 @@ def request_over_limit(limit: str, tokens: int) -> RequestError:
 
 def limits_unavailable(limit: str, retry_seconds: int) -> RequestError:
     """503: a limit of tokens that cannot be counted, because the store that all replicas count in does not answer."""
-    message = f"{limit} cannot be counted, because Redis (--redis-url-file) does not answer"
+    message = f"{limit} cannot be counted, because Redis (gateway.redis.secret) does not answer"
     message += f": try again in {retry_seconds} s"
     headers = {"Retry-After": str(retry_seconds)}
     return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "limits_unavailable", message, headers)

@@ -497,4 +497,4 @@ class InferenceRequest:
 
 def log_refusal(router: Router | ListenerRouter, route: str, error: RequestError) -> None:
     """Log a request that is refused before it reaches a service."""
-    log.info("request_refused", listener=router.name, route=route, status=error.status)
+    log.info("request_refused", listener=router.name, route=route, status=error.status, code=error.code)

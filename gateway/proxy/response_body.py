@@ -31,7 +31,7 @@ SHORT_JSON_BYTES: Final = 256 << 10
 """A longer response, such as thousands of embeddings, is passed on in pieces: decoding it would block all others."""
 
 _TRUNCATED: Final = "Input data was truncated"
-"""What msgspec says of the begin of a JSON text."""
+"""The error of msgspec for the begin of a JSON text."""
 _NOTHING: Final = msgspec.Raw(b"")
 _NOT_GIVEN: Final = frozenset({b"", b"null"})
 """The values of a field that is not there, or that says nothing."""

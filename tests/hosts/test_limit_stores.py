@@ -231,7 +231,7 @@ async def test_lost_reply_charges_nothing_twice(start: Start) -> None:
     assert (error.status, error.headers) == (503, {"Retry-After": "10"})
     assert str(error) == (
         "GatewayKey team-a/ci: spec.tokensPerMinute 600000 cannot be counted, because Redis "
-        "(--redis-url-file) does not answer: try again in 10 s"
+        "(gateway.redis.secret) does not answer: try again in 10 s"
     )
     await eventually(lambda: not replica.limiter.is_away)
     second = await replica.admit(10_000)

@@ -271,6 +271,13 @@ def test_only_services_that_the_key_opens_are_named(api: Api, tmp_path: Path) ->
     assert 'model = "MODEL"' in result.stdout
 
 
+def test_stated_model_is_written_also_one_that_only_the_gateway_knows(api: Api, tmp_path: Path) -> None:
+    put_key(api)
+    assert 'model = "large"' in run(api, tmp_path, "--key", "ci", "--for", "codex", "--model", "large").stdout
+    shared = run(api, tmp_path, "--key", "ci", "--for", "codex", "--model", "shared/chat")
+    assert ('model = "shared/chat"' in shared.stdout, shared.stderr) == (True, "")
+
+
 def test_key_that_is_refused_or_missing_is_reported(api: Api, tmp_path: Path) -> None:
     put_key(api, ready=False, message="spec.suspend is true")
     result = run(api, tmp_path, "--key", "ci")

@@ -416,9 +416,9 @@ async def test_refusal_is_logged_by_the_name_of_its_path_whoever_asked(
 
     def refused() -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in proxy.log[before:] if '"event":"request_refused"' in line]
-        assert [(line["listener"], line["route"], line["status"]) for line in lines] == [
-            ("service ns/tiny", "other", 401),
-            ("service ns/tiny", "other", 404),
+        assert [(line["listener"], line["route"], line["status"], line["code"]) for line in lines] == [
+            ("service ns/tiny", "other", 401, "invalid_api_key"),
+            ("service ns/tiny", "other", 404, "unknown_url"),
         ]
         return lines
 
