@@ -29,8 +29,9 @@ STATE_FOLDER_TEXT: Final = (
 SOURCE_VARIABLES: Final = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
 """Environment variables that say from where weights come; the Jobs and an installed agent inherit them."""
 _BYTES: Final = re.compile(r"([0-9.]+) ?((?:[KMGT]i)?)B?", re.ASCII)
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smh])", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", re.ASCII)
+_NO_TIME: Final = re.compile(r"0[smhd]?", re.ASCII)
 _LAST_PORT: Final = 65535
 
 
@@ -147,13 +148,18 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds, above 0, of a time such as `90s`, `10m` or `1h`. Raises ValueError."""
-    # _DURATION: a number, then s, m or h, whose seconds are in _SECONDS
+    """Return the seconds, above 0, of a time such as `90s`, `10m`, `1h` or `30d`. Raises ValueError."""
+    # _DURATION: a number, then s, m, h or d, whose seconds are in _SECONDS
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not seconds:
-        raise ValueError(f"{text!r} is not a time: give one such as 90s, 10m or 1h")
+        raise ValueError(f"{text!r} is not a time: give one such as 90s, 10m, 1h or 30d")
     return seconds
+
+
+def parse_overlap(text: str) -> int:
+    """Return the whole seconds of a time, or of 0, in which a replaced key still works. Raises ValueError."""
+    return 0 if _NO_TIME.fullmatch(text) else int(parse_duration(text))
 
 
 def duration_between(least: float, most: float, hint: str) -> Parsed[float]:
@@ -184,6 +190,7 @@ PORT_RANGE: Final = Parsed("FIRST-LAST", parse_port_range)
 LISTEN_ADDRESS: Final = Parsed("ADDRESS:PORT", parse_listen_address)
 SIZE: Final = Parsed("SIZE", parse_size)
 DURATION: Final = Parsed("TIME", parse_duration)
+OVERLAP: Final = Parsed("TIME", parse_overlap)
 PATH: Final = click.Path(path_type=Path)
 EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 

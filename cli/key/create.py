@@ -10,9 +10,8 @@ from cli.api_objects import Obj
 from cli.cluster_access import Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.key.key_progress import show_key
-from cli.key.key_time import KEY_TIME, OVERLAP
 from cli.lazy import program_name
-from cli.options import timeout_option
+from cli.options import DURATION, OVERLAP, timeout_option
 from cli.output import print_note
 from kube.errors import Conflict
 from kube.resources import GATEWAY_KEYS
@@ -29,7 +28,7 @@ from kube.time import rfc3339
     "Repeatable. Default: all that the namespace may use.",
 )
 @click.option(
-    "--expires", "expires_seconds", type=KEY_TIME, help="Time until the key ends, such as 30d. Default: never."
+    "--expires", "expires_seconds", type=DURATION, help="Time until the key ends, such as 30d. Default: never."
 )
 @click.option(
     "--overlap",

@@ -11,8 +11,7 @@ from cli.cluster_access import Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_keys
 from cli.key.key_progress import show_key
-from cli.key.key_time import OVERLAP
-from cli.options import timeout_option
+from cli.options import OVERLAP, timeout_option
 from crds.meta import CLI_FIELD_MANAGER, ROTATE_KEY, digest_request
 from kube.resources import GATEWAY_KEYS
 from kube.time import rfc3339

@@ -4,28 +4,18 @@ from datetime import timedelta
 
 import pytest
 
-from cli.key.key_time import parse_key_time, parse_overlap
 from cli.key.list import COLUMNS, describe_end, describe_last_use, shorten_count
+from cli.options import parse_overlap
 from cli.output import render_table
 from kube.client import Obj
 from kube.time import rfc3339
 from tests.support.api_objects import NOW
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("30d", 2_592_000), ("1d", 86_400), ("12h", 43_200), ("90s", 90)])
-def test_time_of_a_key_may_be_in_days(text: str, seconds: float) -> None:
-    assert parse_key_time(text) == parse_overlap(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "30", "d", "1.5d", "-1d", "٣d", "1w", "999999d"])
-def test_other_texts_are_no_time(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a time: give one such as 30d, 12h or 90s"):
-        parse_key_time(text)
-
-
 @pytest.mark.parametrize("text", ["0", "0s", "0d"])
 def test_overlap_may_be_nothing(text: str) -> None:
     assert parse_overlap(text) == 0
+    assert parse_overlap("2d") == 172_800
 
 
 @pytest.mark.parametrize(("days", "words"), [(None, "never"), (3, "in 3d"), (0, "over"), (-3, "over")])

@@ -166,14 +166,14 @@ def test_size_is_read_as_shown(text: str, size_bytes: int) -> None:
     assert SIZE.convert(text, None, None) == size_bytes
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0)])
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0), ("30d", 2_592_000.0)])
 def test_time_is_read_with_its_unit(text: str, seconds: float) -> None:
     assert DURATION.convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["90", "0s", "-1s", "1d", ""])
+@pytest.mark.parametrize("text", ["90", "0s", "-1s", "1w", "٣d", "9" * 400 + "d", ""])
 def test_invalid_time_is_refused_with_example(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a time: give one such as 90s, 10m or 1h"):
+    with pytest.raises(click.BadParameter, match="is not a time: give one such as 90s, 10m, 1h or 30d"):
         DURATION.convert(text, None, None)
 
 
