@@ -125,7 +125,7 @@ def _render_codex(facts: EndpointFacts) -> str:
     window = f"model_context_window = {facts.context_length}\n" if facts.context_length else ""
     exports = "".join(f"# export {name}={value}\n" for name, value in _list_key(facts).items())
     return f"""\
-# In ~/.codex/config.toml; codex finds the key in the variable {KEY_VARIABLE}.
+# At the begin of ~/.codex/config.toml, before any [table]; codex finds the key in the variable {KEY_VARIABLE}.
 {exports}model = {json.dumps(facts.model)}
 {window}model_provider = "pomona"
 
