@@ -74,21 +74,17 @@ def command(
     endpoint = run_in_cluster(target, lambda cluster: _read_endpoint(cluster, key_name, url, show_key=show_key))
 
     names = [str(service["metadata"]["name"]) for service in endpoint.services]
+    by_name = dict(zip(names, endpoint.services, strict=True))
+    if model_name is None and (picked := pick_model(endpoint.services)):
+        model_name = str(picked["metadata"]["name"])
     if model_name is None:
-        model = pick_model(endpoint.services)
-    else:
-        model = next((service for service in endpoint.services if service["metadata"]["name"] == model_name), None)
-    if model is None and model_name is None:
         print_note(
             f"the key opens no service for chats in this namespace: {_PLACEHOLDER} stands for one; "
             "name it by --model, as /v1/models lists it"
         )
-    facts = EndpointFacts(
-        endpoint.address.url,
-        endpoint.key,
-        model_name or (model["metadata"]["name"] if model else _PLACEHOLDER),
-        model.get("status", {}).get("serving", {}).get("contextLength") if model else None,
-    )
+        model_name = _PLACEHOLDER
+    serving = by_name.get(model_name, {}).get("status", {}).get("serving", {})
+    facts = EndpointFacts(endpoint.address.url, endpoint.key, model_name, serving.get("contextLength"))
     if client is None:
         print(escape_controls(render_overview(endpoint.address, facts, names, key_name)))
     else:
