@@ -280,7 +280,10 @@ class KeyTable:
                     self._remove(key, digest)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Add, update or remove a key, and end the running requests of credentials that are not valid any more."""
+        """Add, update or remove a key, and end the running requests of credentials that are not valid any more.
+
+        A quota is the ceiling of its namespace, and a service that is gone leaves the usage of all keys.
+        """
         name = object_key(new or old or {})
         if resource == GATEWAY_QUOTAS:
             self._set_ceiling(name.name, get_part(new, WatchedQuota))

@@ -1,7 +1,6 @@
 """The real vLLM behind the gateway: what clients of OpenAI's and Anthropic's libraries get of it."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
 import anthropic
@@ -34,19 +33,14 @@ class Clients(NamedTuple):
 
 @pytest.fixture
 async def clients(server: RealServer) -> AsyncIterator[Clients]:
-    async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(gateway_in_process())
+    async with (
+        gateway_in_process() as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=SECRET, max_retries=0) as of_openai,
+        anthropic.AsyncAnthropic(base_url=gateway.url, auth_token=SECRET, max_retries=0) as of_anthropic,
+    ):
         gateway.cluster.put_key(tokensPerMinute=1_000_000)
         gateway.cluster.serve("team-a", "chat", server.url, token=KEY)
-        yield Clients(
-            gateway,
-            await stack.enter_async_context(
-                openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=SECRET, max_retries=0)
-            ),
-            await stack.enter_async_context(
-                anthropic.AsyncAnthropic(base_url=gateway.url, auth_token=SECRET, max_retries=0)
-            ),
-        )
+        yield Clients(gateway, of_openai, of_anthropic)
 
 
 async def test_chat_and_responses_are_answered(clients: Clients) -> None:
