@@ -22,6 +22,7 @@ from crds.meta import HOSTS_NAMESPACE
 from crds.size import size_text
 from devices import host, shutdown
 from devices.facts import HostFacts
+from gateway.change_counter import ChangeCounter
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from gateway.proxy.build import BUILD
 from kube.client import Client, Obj
@@ -34,7 +35,6 @@ from kube.time import rfc3339
 from kube.watch import Selection, reflect
 from metal_agent import agent_work, assignments
 from metal_agent.agent_work import ASSIGN, EVENTS, LIST_AGAIN, PROXY, REPORT, SLICES, WorkKey
-from metal_agent.change_counter import ChangeCounter
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import follow_address
 from metal_agent.cluster.api_connection import ApiConnection, describe_identity

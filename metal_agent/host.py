@@ -15,10 +15,10 @@ import msgspec
 from artifacts.repositories.address_policy import Networks
 from devices import pressure
 from devices.pressure import PressureReading
+from gateway.change_counter import ChangeCounter
 from metal_agent import daemons
 from metal_agent.benchmarks.host_benchmarks import HostBenchmarks
 from metal_agent.benchmarks.measurements import Measurements
-from metal_agent.change_counter import ChangeCounter
 from metal_agent.daemons import Daemons
 from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.holds.owner_policy import NO_POLICY, OwnerPolicy

@@ -19,10 +19,10 @@ from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from crds.model import Model
 from devices import limits
+from gateway.change_counter import ChangeCounter
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from kube.backoff import backoff_seconds
 from kube.resources import ObjectKey
-from metal_agent.change_counter import ChangeCounter
 from metal_agent.host import Host, HostCallbacks
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.memory.ledger import Ledger

@@ -33,6 +33,8 @@ class RoutedBackends(NamedTuple):
     name: str
     backends: tuple[Backend, ...] = ()
     queue_limit: int = 0
+    load_seconds: float = 0.0
+    problem: str = ""
 
     @property
     def model(self) -> str:

@@ -29,6 +29,8 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
     url: Annotated[str, Meta(pattern="^https?://[^/]+$")]
     """With https, its certificate has to name the host of the URL, and to be trusted by the pool of connections."""
     draining: bool = False
+    asleep: bool = False
+    """Its engine is not loaded, and is once a request waits for it: it gets no request, and those that come wait."""
     concurrency: Annotated[int, Meta(ge=1)] | None = None
     """The number of slots, that is, of requests that the engine works on at once; None: no limit."""
     model: str | None = None
@@ -71,6 +73,10 @@ class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):
     """The end of its validity, in seconds since 1970."""
     queue_limit: Annotated[int, Meta(ge=0)] = 128
     """The number of requests that may wait for a free slot; more are refused with 429."""
+    load_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """Time in which an engine that is asleep is probably loaded."""
+    problem: str = ""
+    """The reason why it has no engine, for clients; empty: it has one, or the reason is not known."""
 
     def valid_tokens(self, now: float) -> tuple[str, ...]:
         """Return the tokens that are valid at a time in seconds since 1970."""
@@ -189,6 +195,27 @@ class ProxyState(msgspec.Struct, frozen=True, rename="camel"):
     services: tuple[ListenerState, ...]
     router: ListenerState | None = None
     """The router's listener, if one is configured; it has no backends."""
+
+
+class ServiceDemand(msgspec.Struct, frozen=True, rename="camel"):
+    """The requests to a service, by which an agent decides whether its engine has to be loaded."""
+
+    name: str
+    waiting: int
+    """Requests that wait for an engine, or for a free slot of one."""
+    waiting_seconds: float
+    """Time for which the first of them has waited; 0 if none waits."""
+    in_flight: int
+    idle_seconds: float | None
+    """Seconds since its last request ended, 0 while there is one; None: this proxy has sent none to its engines."""
+
+
+class Demand(msgspec.Struct, frozen=True, rename="camel"):
+    """Response to GET /demand: the requests to each service."""
+
+    changes: int
+    """Number of changes so far that may matter to a decision: a call can wait until it is another one."""
+    services: tuple[ServiceDemand, ...]
 
 
 class RequestsInFlight(msgspec.Struct, frozen=True, rename="camel"):

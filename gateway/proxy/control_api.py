@@ -58,6 +58,8 @@ class ControlApi:
                 await self._configure(call)
             case ("GET", "metrics"):
                 call.exchange.respond(HTTPStatus.OK, metrics.FIELDS, metrics.render_metrics(self._listeners.services))
+            case ("GET", "demand"):
+                await self._wait_demand(call)
             case ("GET", "backends", "health"):
                 await self._watch_health(call)
             case ("GET", "backends", "busy"):
@@ -99,6 +101,15 @@ class ControlApi:
         in_flight = self._listeners.in_flight
         await _wait(call, in_flight.wait_busy())
         _respond(call, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
+
+    async def _wait_demand(self, call: AwaitedExchange) -> None:
+        """Answer with the demand once it is another one than `seen` in the query, or at the time-out of the call."""
+        demand = self._listeners.demand
+        seen = parse_qs(call.exchange.head.query).get("seen", ["0"])[0]
+        if not seen.isdecimal():
+            raise ControlError(HTTPStatus.BAD_REQUEST, "seen must be the number of changes of an earlier answer")
+        await _wait(call, demand.wait_past(int(seen)))
+        _respond(call, demand.read())
 
     async def _watch_health(self, call: AwaitedExchange) -> None:
         """Send the health of each suspect backend, then each change, as lines of JSON, until the client hangs up.

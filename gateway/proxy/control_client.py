@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from gateway.http.control_client import ControlClient, ControlRefusedError, ControlUnreachableError, refusal_message
-from gateway.proxy.config import BackendHealth, ProxyConfig, ProxyState, RequestsInFlight
+from gateway.proxy.config import BackendHealth, Demand, ProxyConfig, ProxyState, RequestsInFlight
 
 _WATCH_PAUSE_SECONDS = 15.0
 """The longest pause in the stream of health, which has an empty line every 5 s."""
@@ -40,6 +40,11 @@ class ProxyClient(ControlClient):
         """Wait until any backend has a request in flight; return False after the time-out."""
         path = f"/backends/busy?timeoutSeconds={timeout_seconds}"
         return (await self.call("GET", path, RequestsInFlight, wait_seconds=timeout_seconds)).in_flight > 0
+
+    async def wait_demand(self, seen_changes: int, timeout_seconds: float) -> Demand:
+        """Return the demand once its number of changes is another one than `seen_changes`, or after the time-out."""
+        path = f"/demand?seen={seen_changes}&timeoutSeconds={timeout_seconds}"
+        return await self.call("GET", path, Demand, wait_seconds=timeout_seconds)
 
     async def metrics(self) -> bytes:
         """Return the proxy's metrics in Prometheus' text form."""

@@ -18,6 +18,8 @@ _LONGEST_TEXT = 2000
 _MOST_NAMED = 20
 """Models that an error names."""
 _CONTEXT_EXCEEDED: Final = "context_length_exceeded"
+_RETRY_PROBLEM_SECONDS: Final = 30
+"""Problems of an engine that are known take a while, or a person."""
 _CODES = {"exceed_context_size_error": _CONTEXT_EXCEEDED}
 """Error types of engines, with the code that OpenAI's clients look for."""
 _SEND_LESS: Final = ": send less, or set spec.contextLength of the InferenceService"
@@ -279,10 +281,25 @@ def invalid_http(status: int, reason: str) -> RequestError:
     return RequestError(status, "invalid_request", f"the request is not served: {reason}")
 
 
-def service_unavailable(listener: str) -> RequestError:
-    """503: no engine takes requests now."""
-    message = f"{listener} has no engine that takes requests now: try again later"
-    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable", message, {"Retry-After": "1"})
+def service_unavailable(listener: str, problem: str = "") -> RequestError:
+    """503: no engine takes requests now; `problem` is the reason, if it is known."""
+    message = f"{listener} has no engine that takes requests now: {problem or 'try again later'}"
+    headers = {"Retry-After": str(_RETRY_PROBLEM_SECONDS if problem else 1)}
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable", message, headers)
+
+
+def too_many_held(listener: str, retry_seconds: int) -> RequestError:
+    """503: too many requests, or too large ones, wait until the engine is loaded."""
+    message = f"{listener}: too many requests wait until its model is loaded: try again in {retry_seconds} s"
+    headers = {"Retry-After": str(retry_seconds)}
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "model_loading", message, headers)
+
+
+def not_loaded_in_time(listener: str, retry_seconds: int) -> RequestError:
+    """503, or in an event: the engine was not loaded in the time for which requests wait."""
+    message = f"{listener}: its model is still not loaded: try again in {retry_seconds} s"
+    headers = {"Retry-After": str(retry_seconds)}
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "model_loading", message, headers)
 
 
 def translate_engine_error(

@@ -98,7 +98,7 @@ class InferenceRequest:
         # The body: its pieces as they come, the memory that is reserved for it, the task that scans a large one, and
         # what was read of it (empty before that, and when it is needed no more).
         self._content: bytes | bytearray = b""
-        self._reserved_bytes = 0
+        self.body_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self.body: RequestBody = NO_BODY
 
@@ -111,7 +111,7 @@ class InferenceRequest:
         self.attempts = Attempts()
         self._service: Service | None = None
         """The service that is asked; None before the body is read, and when the request is recorded."""
-        self._phase_began = self.arrived
+        self.phase_began = self.arrived
         """The time at which it began to wait in the queue or, later, got its slot: a backend works on it."""
         self._upstream: UpstreamRequest | None = None
         """The request to a backend, one of whose slots it holds."""
@@ -186,7 +186,7 @@ class InferenceRequest:
                 decoding = decode_body(self._content, coding, BODY_LIMIT_BYTES, self._reserve)
                 self._content = await run_in_turns(decoding, turns)
                 # In place of the compressed content and the decoder, memory is reserved for the decoded content.
-                self._reserve(len(self._content) + count_copied_bytes(self._content) - self._reserved_bytes)
+                self._reserve(len(self._content) + count_copied_bytes(self._content) - self.body_bytes)
             if boundary := self.head.boundary:
                 body: RequestBody = await run_in_turns(scan_form(self._content, boundary), turns)
             else:
@@ -200,15 +200,15 @@ class InferenceRequest:
     def _reserve(self, more_bytes: int) -> None:
         """Reserve memory for the body. Raises RequestError."""
         self._shared.body_budget.reserve(more_bytes, self.router.namespace)
-        self._reserved_bytes += more_bytes
+        self.body_bytes += more_bytes
 
     def free_body(self) -> None:
         """Free the request body: no other backend gets it now, and the response may last for hours."""
-        if self._reserved_bytes:
+        if self.body_bytes:
             self.body = NO_BODY
             self._content = b""
-            self._shared.body_budget.free(self._reserved_bytes, self.router.namespace)
-            self._reserved_bytes = 0
+            self._shared.body_budget.free(self.body_bytes, self.router.namespace)
+            self.body_bytes = 0
 
     # The queue
 
@@ -260,23 +260,23 @@ class InferenceRequest:
     def _send_or_enqueue(self, service: Service) -> None:
         """Send the request to a backend that has a free slot, or let it wait in the queue. Raises RequestError."""
         # A free slot means that a backend may work on one more request.
-        self._phase_began = time.monotonic()
+        self.phase_began = time.monotonic()
         if service.sharing:
             self.demand = read_demand(self.route, self.body.fields)
         if backend := service.queue.take_free_slot(self):
             self.take_slot(backend)
         elif not service.takes(self):
             self._leave_without_backend(service)
-        elif service.queue.is_full:
-            self.error = "queue_full"
-            raise errors.queue_full(service.config.name, service.queue.estimate_retry_seconds())
         else:
-            service.queue.enqueue(self)
+            self.error = "queue_full"  # if it raises
+            service.enqueue(self)
+            self.error = ""
             if service.sharing:
                 self._task = asyncio.get_running_loop().create_task(self._count_tokens(service, service.sharing))
 
     async def _count_tokens(self, service: Service, backend: Backend) -> None:
-        """Count the tokens of a request that waits; if they are few, it may start in the short lane."""
+        """Count the tokens of a request that waits, once an engine is loaded; a few may start in the short lane."""
+        await service.wait_awake()
         shared_tokens = backend.shared_tokens or 0
         limit = read_limit(self.route, self.body.fields) if self.demand == UNKNOWN else 0
         if 0 < limit < shared_tokens and len(self.body.content) < 1 << 20:
@@ -293,7 +293,7 @@ class InferenceRequest:
     def take_slot(self, backend: Backend) -> None:
         """Send the request to a backend that has a free slot."""
         now = time.monotonic()
-        self.queued_seconds, self._phase_began = now - self._phase_began, now
+        self.queued_seconds, self.phase_began = now - self.phase_began, now
         if service := self._service:  # not None: its body was read, and it has not ended
             self._send_to(backend, service)
             service.metrics.queue_seconds.observe(self.queued_seconds)
@@ -302,7 +302,7 @@ class InferenceRequest:
         """Send the request to another service of its route, since no backend of this one takes it, or an error."""
         self.error = "no_server"  # for the metrics
         if not self._fall_back(service, "Unavailable"):
-            self.send_error(errors.service_unavailable(service.title))
+            self.send_error(service.explain_absence())
 
     # The backend
 
@@ -492,7 +492,7 @@ class InferenceRequest:
         if upstream := self._upstream:
             upstream.forget_answer()
             upstream.free_slot()
-            service.queue.finish_request(time.monotonic() - self._phase_began)  # the time in the slot
+            service.queue.finish_request(time.monotonic() - self.phase_began)  # the time in the slot
 
 
 def log_refusal(router: Router | ListenerRouter, route: str, error: RequestError) -> None:

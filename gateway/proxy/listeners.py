@@ -22,6 +22,7 @@ from gateway.http.limits import ConnectionTimes, connection_caps
 from gateway.http.listener import HttpListener
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
+from gateway.proxy.demand import DemandMonitor
 from gateway.proxy.engine_metrics import EngineScraper, PodReports
 from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
@@ -70,6 +71,7 @@ class Listeners:
         """By name."""
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
+        self.demand = DemandMonitor(self.services, self.in_flight)
         self._shared = SharedResources(
             body_budget=BodyBudget(),
             scan_turns=asyncio.Lock(),
@@ -207,7 +209,7 @@ class Listeners:
             if service.name in self.services:
                 self.services[service.name].update(service)
             else:
-                self.services[service.name] = Service(service, self.in_flight)
+                self.services[service.name] = Service(service, self.in_flight, self.demand.note_waiting)
 
         # 2. What follows from them: the way to a service by model, and the services and the health of the backends.
         self._model_router.configure(config.router.token if config.router else None, self.services)
@@ -217,11 +219,13 @@ class Listeners:
         backends = [backend for service in config.services for backend in service.backends]
         self.in_flight.forget_others({backend.uid for backend in backends})  # keeps only their last ends
         self.health.configure(backends)
+        self.demand.configure()
 
     def _admit_waiting(self, uid: str) -> None:
         """Give the slot of backend `uid`, which has become free, to the service that has the backend now."""
         if service := self._services_by_backend.get(uid):
             service.queue.admit_waiting()
+        self.demand.note_end(uid)
 
     async def _bind(self, name: str, address: ListenAddress) -> None:
         """Make a listener and let it listen; a failure is logged, and kept for the state of the listener."""

@@ -110,12 +110,12 @@ def pick_backend(
 ) -> Backend | None:
     """Return the backend with the fewest requests in flight, the first of equals; None if no backend is eligible.
 
-    A backend that is draining or in `tried` is not eligible; with `only_free`, neither is one without a free slot.
+    A backend that is draining, asleep or in `tried` is not eligible; with `only_free`, it has to have a free slot.
     """
     picked = None
     fewest = math.inf
     for backend in backends:
-        if backend.draining or backend.uid in tried:
+        if backend.draining or backend.asleep or backend.uid in tried:
             continue
 
         # A backend without a stated concurrency always has a free slot.

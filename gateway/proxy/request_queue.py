@@ -60,6 +60,15 @@ class RequestQueue:
         """True if no more requests may wait."""
         return len(self._waiting) >= self.limit
 
+    @property
+    def body_bytes(self) -> int:
+        """Memory that the bodies of the waiting requests take."""
+        return sum(request.body_bytes for request in self._waiting)
+
+    def waiting_seconds(self, now: float) -> float:
+        """Return the time for which the first request has waited at `now` of the monotonic clock; 0 if none waits."""
+        return now - self._waiting[0].phase_began if self._waiting else 0.0
+
     def enqueue(self, request: "InferenceRequest") -> None:
         """Append a request, which gets the next free slot after those that wait already."""
         self._waiting.append(request)

@@ -2,8 +2,9 @@
 
 import asyncio
 import functools
+import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -26,6 +27,10 @@ SERVICE_HEADER: Final = "X-Pomona-Service"
 """Header field of a response: the service that has answered, as `<namespace>/<service>`."""
 _COUNTS_AT_ONCE: Final = 4
 """Prompts whose tokens are counted at once, so that many waiting requests do not hold all connections of an engine."""
+_HELD_BYTES: Final = 64 << 20
+"""For the bodies of requests that wait for one engine to be loaded: a quarter of the memory for all bodies."""
+_LONGEST_RETRY_SECONDS: Final = 120
+"""Clients' libraries do not try again after a longer time."""
 
 
 class ServiceConfig(Protocol):
@@ -46,6 +51,14 @@ class ServiceConfig(Protocol):
     @property
     def queue_limit(self) -> int:
         """The number of requests that may wait for a free slot."""
+
+    @property
+    def load_seconds(self) -> float:
+        """Time in which an engine that is asleep is probably loaded."""
+
+    @property
+    def problem(self) -> str:
+        """The reason why it has no engine; empty: it has one, or the reason is not known."""
 
     def valid_tokens(self, now: float) -> tuple[str, ...]:
         """Return the tokens that are valid at a listener of this service alone, in seconds since 1970."""
@@ -79,8 +92,12 @@ class RequestedModel(Protocol):
 class Service:
     """A configured service. A running request keeps its service, even after that has left the configuration."""
 
-    def __init__(self, config: ServiceConfig, in_flight: InFlight) -> None:
+    def __init__(
+        self, config: ServiceConfig, in_flight: InFlight, note_waiting: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin with `config`; `note_waiting` is called when a first request waits for an engine that is asleep."""
         self.config = config
+        self._note_waiting = note_waiting
         self.model = config.model
         """The clients' name for the model; it follows from the name, which never changes."""
         self.title = f"service {config.name}"
@@ -89,6 +106,8 @@ class Service:
         """The field of its responses that names it."""
         self.queue = RequestQueue(self.take_backend, config.queue_limit)
         self._in_flight = in_flight
+        self._awake = asyncio.Event()
+        """Set while no request waits for an engine that is not loaded."""
         self.update(config)
         self.metrics = ServiceMetrics()
         self.counting = asyncio.Semaphore(_COUNTS_AT_ONCE)
@@ -109,8 +128,46 @@ class Service:
         """The most tokens of a request; None: they are not known."""
         self.adapters = {name: ServiceAdapter(self, name) for name in self.list_adapters()}
         """Those that requests choose, by name."""
+        self.is_asleep = self._is_asleep()
+        """True if requests wait for an engine that is not loaded."""
         self.queue.refuse_waiting(self.takes)
         self.queue.admit_waiting()
+        if self.is_asleep:
+            self._awake.clear()
+        else:
+            self._awake.set()
+
+    def _is_asleep(self) -> bool:
+        """Return whether a backend is asleep, and no other one takes new requests."""
+        backends = [backend for backend in self.config.backends if not backend.draining]
+        return bool(backends) and all(backend.asleep for backend in backends)
+
+    async def wait_awake(self) -> None:
+        """Wait until an engine is loaded."""
+        await self._awake.wait()
+
+    def enqueue(self, request: "InferenceRequest") -> None:
+        """Add a request to those that wait for a slot, or for an engine that is loaded. Raises RequestError: too many."""
+        queue = self.queue
+        if self.is_asleep:
+            if queue.is_full or queue.body_bytes + request.body_bytes > _HELD_BYTES:
+                raise errors.too_many_held(self.title, self.estimate_load_seconds())
+        elif queue.is_full:
+            raise errors.queue_full(self.config.name, queue.estimate_retry_seconds())
+        queue.enqueue(request)
+        if self.is_asleep and queue.queued == 1:
+            self._note_waiting()
+
+    def estimate_load_seconds(self) -> int:
+        """Estimate in how many seconds an engine that is asleep is loaded: requests that wait have it loaded."""
+        seconds = self.config.load_seconds - self.queue.waiting_seconds(time.monotonic())
+        return max(1, min(math.ceil(seconds), _LONGEST_RETRY_SECONDS))
+
+    def explain_absence(self) -> errors.RequestError:
+        """Return the error for a request that no engine takes."""
+        if self.is_asleep:
+            return errors.not_loaded_in_time(self.title, self.estimate_load_seconds())
+        return errors.service_unavailable(self.title, self.config.problem)
 
     def list_adapters(self) -> Iterable[str]:
         """Return the names of the adapters that requests choose."""
@@ -122,7 +179,7 @@ class Service:
         if found := self.adapters.get(adapter):
             return found
         if not self.config.backends:  # its adapters are not known yet
-            raise errors.service_unavailable(self.title)
+            raise self.explain_absence()
         raise errors.adapter_not_found(model, self.adapters)
 
     def takes(self, request: "InferenceRequest") -> bool:

@@ -17,11 +17,13 @@ from gateway.proxy.config import (
     BackendAdapter,
     BackendHealth,
     BackendState,
+    Demand,
     ListenerState,
     ProxyConfig,
     ProxyState,
     RequestsInFlight,
     RouterListener,
+    ServiceDemand,
     ServiceListener,
     ServiceStats,
     Tls,
@@ -43,6 +45,7 @@ CONFIG = ProxyConfig(
                     uid="u",
                     url="http://127.0.0.1:1",
                     draining=True,
+                    asleep=True,
                     concurrency=4,
                     model="/weights/x",
                     api_key="key",
@@ -55,6 +58,8 @@ CONFIG = ProxyConfig(
                 ),
             ),
             queue_limit=7,
+            load_seconds=2.5,
+            problem="no",
         ),
     ),
     router=RouterListener(address="127.0.0.1", port=18001, token="r"),
@@ -72,6 +77,7 @@ CONFIG_JSON = {
                     "uid": "u",
                     "url": "http://127.0.0.1:1",
                     "draining": True,
+                    "asleep": True,
                     "concurrency": 4,
                     "model": "/weights/x",
                     "apiKey": "key",
@@ -86,6 +92,8 @@ CONFIG_JSON = {
             "previousToken": None,
             "previousTokenUntil": 0.0,
             "queueLimit": 7,
+            "loadSeconds": 2.5,
+            "problem": "no",
         }
     ],
     "router": {"address": "127.0.0.1", "port": 18001, "token": "r"},
@@ -134,6 +142,8 @@ STATE_JSON = {
     ],
     "router": None,
 }
+SERVICE_DEMAND = {"name": "ns/tiny", "waiting": 1, "waitingSeconds": 2.5, "inFlight": 3, "idleSeconds": None}
+DEMAND_JSON = {"changes": 7, "services": [SERVICE_DEMAND]}
 FEWEST_FIELDS = {"services": [{"name": "ns/tiny", "address": "127.0.0.1", "port": 0, "token": "t"}]}
 
 
@@ -143,6 +153,7 @@ FEWEST_FIELDS = {"services": [{"name": "ns/tiny", "address": "127.0.0.1", "port"
         (CONFIG, CONFIG_JSON),
         (STATE, STATE_JSON),
         (RequestsInFlight(in_flight=1), {"inFlight": 1}),
+        (Demand(7, (ServiceDemand("ns/tiny", 1, 2.5, 3, None),)), DEMAND_JSON),
         (ControlRefusal(error="no"), {"error": "no"}),
         (
             BackendHealth("u", suspect=True, reason="Failing", message="no"),

@@ -1,0 +1,81 @@
+"""Demand for engines that are not loaded: an agent waits for its changes, and requests wait here for the engines.
+
+An agent decides which engines it loads and ends. It needs to know when a first request waits for one that is asleep
+and, while one does, when another engine becomes idle and may make room. Nothing else is a change, so that a request to
+a loaded engine costs nothing here. How long engines are idle is read when the agent asks.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.change_counter import ChangeCounter
+from gateway.proxy.config import Demand, ServiceDemand
+from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.service import Service
+
+HOLD_SECONDS: Final = 300.0
+"""The longest wait for an engine that is asleep: clients that wait for the head of an answer give up then, too."""
+_SWEEP_SECONDS: Final = 1.0
+
+
+class DemandMonitor:
+    """The demand of `services`, by name, whose backends have the requests that `in_flight` counts."""
+
+    def __init__(self, services: Mapping[str, Service], in_flight: InFlight) -> None:
+        self._services, self._in_flight = services, in_flight
+        self._changes = ChangeCounter()
+        # The number of another proxy is a different one, so that an agent never waits for a change that it missed.
+        self._changes.count = time.monotonic_ns() // 1000
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        """Starts the next sweep; None: none is planned, as no request waits for an engine that is asleep."""
+
+    def configure(self) -> None:
+        """Look at the services as they are configured now: requests may wait whose engine falls asleep."""
+        if self._list_awaited():
+            self.note_waiting()
+
+    def note_waiting(self) -> None:
+        """Note that a first request waits for an engine that is asleep."""
+        self._changes.note()
+        if self._sweep_timer is None:
+            self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+
+    def note_end(self, uid: str) -> None:
+        """Note that a request to backend `uid` has ended: an idle engine may make room for one that is waited for."""
+        if self._sweep_timer and uid not in self._in_flight.counts() and self._list_awaited():
+            self._changes.note()
+
+    async def wait_past(self, seen_changes: int) -> None:
+        """Wait until the number of changes is another one than `seen_changes`."""
+        await self._changes.wait_past(seen_changes)
+
+    def read(self) -> Demand:
+        """Return the demand of all services now."""
+        return Demand(self._changes.count, tuple(self._read_service(service) for service in self._services.values()))
+
+    def _list_awaited(self) -> list[Service]:
+        """Return the services whose engine is asleep while requests wait for it."""
+        return [service for service in self._services.values() if service.is_asleep and service.queue.queued]
+
+    def _read_service(self, service: Service) -> ServiceDemand:
+        """Return the demand of one service; it is idle since the last end of a request to any of its backends."""
+        idle = [self._in_flight.idle_seconds(backend.uid) for backend in service.config.backends]
+        return ServiceDemand(
+            name=service.config.name,
+            waiting=service.queue.queued,
+            waiting_seconds=service.queue.waiting_seconds(time.monotonic()),
+            in_flight=service.queue.in_flight,
+            idle_seconds=min((seconds for seconds in idle if seconds is not None), default=None),
+        )
+
+    def _sweep(self) -> None:
+        """Refuse the requests that have waited for too long, and plan the next sweep while any waits."""
+        self._sweep_timer = None
+        oldest_arrival = time.monotonic() - HOLD_SECONDS
+        awaited = self._list_awaited()
+        for service in awaited:
+            service.queue.refuse_waiting(lambda request: request.phase_began > oldest_arrival)
+        if awaited:
+            self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
