@@ -82,11 +82,33 @@ class ServiceAccess(ApiStruct, frozen=True):
     ] = []
 
 
+class Scaling(ApiStruct, frozen=True):
+    """The number of replicas by demand."""
+
+    min_replicas: Annotated[
+        int,
+        Meta(ge=0, le=100),
+        "Replicas that are always loaded. 0: the model is loaded by its first request, which waits meanwhile, and "
+        "unloaded after idleSeconds without one, or sooner to make room for another model that is asked for.",
+    ] = 1
+    max_replicas: Annotated[
+        int, Meta(ge=1, le=100), "Most replicas at a time. A machine without a cluster loads no more than minReplicas."
+    ] = 1
+    idle_seconds: Annotated[
+        int, Meta(ge=1, le=604_800), "Time without a request after which the model is unloaded, in seconds."
+    ] = 300
+
+
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     """Desired state of a service; the fields of `ServingOptions` are part of it."""
 
     model_ref: Annotated[Name, "Name of a Model in the same namespace.", of_same_namespace("Model")]
     replicas: Annotated[int, Meta(ge=0, le=100), "Number of replicas. 0 stops all replicas and keeps the Service."] = 1
+    scaling: Annotated[
+        Scaling | None,
+        "The number of replicas by demand, in place of replicas. `pomona up` follows it; a cluster does not yet, and "
+        "says so in the condition Ready. Default: the number is that of replicas.",
+    ] = None
     suspend: Annotated[
         bool,
         "If true, all replicas are stopped, and everything else is kept. Set suspend to false to start the "
@@ -310,6 +332,15 @@ def _chat_only(field: str) -> dict[str, str]:
 
 
 SPEC_RULES = (
+    rule(
+        "!has(self.scaling) || !has(self.replicas) || self.replicas == 1",
+        "spec.scaling decides the number of replicas: remove spec.replicas, or spec.scaling",
+    ),
+    rule(
+        "!has(self.scaling) || !has(self.scaling.minReplicas) || !has(self.scaling.maxReplicas) || "
+        "self.scaling.minReplicas <= self.scaling.maxReplicas",
+        "spec.scaling.maxReplicas is less than minReplicas: raise it, or lower minReplicas",
+    ),
     _chat_only("speculative"),
     _chat_only("projectorModelRef"),
     _chat_only("chatTemplate"),
@@ -355,6 +386,7 @@ class ReplicaDemand(ApiStruct, frozen=True):
     """The part of `InferenceServiceSpec` by which replicas are counted, which every version of the resource has."""
 
     replicas: int = 1
+    scaling: Scaling | None = None
     suspend: bool = False
 
 
@@ -364,9 +396,18 @@ class ScaledService(ApiStruct, frozen=True):
     spec: ReplicaDemand = ReplicaDemand()
 
 
+def is_on_demand(service: InferenceService) -> bool:
+    """Return whether the replicas of a service are loaded by requests, and unloaded without them."""
+    scaling = service.spec.scaling
+    return scaling is not None and not scaling.min_replicas and not service.spec.suspend
+
+
 def wanted_replicas(service: InferenceService | ScaledService) -> int:
-    """Return how many replicas a service wants now: the one place where its spec becomes a number."""
-    return 0 if service.spec.suspend else service.spec.replicas
+    """Return how many replicas a service wants, one on demand included: where its spec becomes a number."""
+    if service.spec.suspend:
+        return 0
+    scaling = service.spec.scaling
+    return service.spec.replicas if scaling is None else max(1, scaling.min_replicas)
 
 
 NAME_RULE = rule(

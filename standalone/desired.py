@@ -138,6 +138,8 @@ def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
         ]
         if fields:
             lines.append(f"{name}: ignored on this machine, only pods use them: {', '.join(fields)}")
+        if spec.scaling and spec.scaling.max_replicas > (loaded := max(1, spec.scaling.min_replicas)):
+            lines.append(f"{name}: ignored on this machine: spec.scaling.maxReplicas, no more than {loaded} are loaded")
     return lines
 
 
@@ -203,10 +205,11 @@ def _set_status(
 
 
 def build_host_service(service: InferenceService) -> InferenceService:
-    """Return the service as one for a host, without the fields about pods."""
+    """Return the service as one for a host, without the fields about pods, and about the number of its replicas."""
     hardware = ServiceHardware(accelerator="metal")
     pod_defaults = {attribute: getattr(_DEFAULT_SPEC, attribute) for attribute in _POD_FIELDS}
-    return structs.replace(service, spec=structs.replace(service.spec, hardware=hardware, **pod_defaults))
+    spec = structs.replace(service.spec, hardware=hardware, scaling=None, **pod_defaults)
+    return structs.replace(service, spec=spec)
 
 
 def _build_uid(namespace: str, name: str) -> str:

@@ -7,22 +7,56 @@ port that the kernel chooses and with a token that only this process and the pro
 import asyncio
 import secrets
 import socket
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
 from devices.sockets import LOOPBACK
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
-from gateway.proxy.config import ListenerState, ProxyState, RouterListener
+from gateway.proxy.config import Backend, ListenerState, ProxyState, RouterListener, ServiceListener
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.options import StartError
 from metal_agent.supervise.runner import Runner
-from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_config, reachable_uids
+from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_config
 from metal_agent.traffic.proxy_process import Proxy
 
+ASLEEP_URL: Final = "http://asleep"
+"""URL of an engine that is not loaded; nothing is sent there."""
 _OTHER_PORT: Final = "give another port with --port"
+
+
+class AbsentEngine(NamedTuple):
+    """The state of a service that has no engine now, or may have none."""
+
+    sleeping: tuple[Backend, ...] = ()
+    """The engines that are loaded by a request; none: its requests are refused."""
+    load_seconds: float = 0.0
+    """Time in which they are probably loaded."""
+    problem: str = ""
+    """The reason why there is no engine."""
+
+
+def add_absent(service: ServiceListener, absent: AbsentEngine | None) -> ServiceListener:
+    """Return the configuration of a service whose requests wait for an engine, or are refused with the reason.
+
+    Requests wait for an engine that is loaded on demand from the moment on when it is drained.
+    """
+    if absent is None:
+        return service
+    backends = service.backends
+    if absent.sleeping:
+        backends = tuple(
+            structs.replace(backend, draining=False, asleep=True) if backend.draining else backend
+            for backend in backends
+        )
+    return structs.replace(
+        service,
+        backends=backends or absent.sleeping,
+        load_seconds=absent.load_seconds,
+        problem=absent.problem,
+    )
 
 
 class StandaloneExposure(ProxyExposure):
@@ -32,7 +66,9 @@ class StandaloneExposure(ProxyExposure):
         """Keep the proxy, the processes by uid, the endpoint's port, and the event that ends draining at once."""
         super().__init__(proxy, runners)
         self.forwarded_services: frozenset[ObjectKey] = frozenset()
-        """The services that the endpoint forwards to."""
+        """The services whose requests are taken: an engine works on them, or they wait until it is loaded."""
+        self.find_absent: Callable[[], Mapping[ObjectKey, AbsentEngine]] = dict
+        """Returns the services that have no engine now, or may have none."""
         self.router: ListenerState | None = None
         """The state of the endpoint, once the proxy is configured; `error` is the reason if it is not open."""
         self._port = port
@@ -68,24 +104,27 @@ class StandaloneExposure(ProxyExposure):
         Returns True if the state of the router, or the services that it can forward to, have changed.
         """
         # 1. Build the configuration. grouped: the processes of each service
-        grouped = self.services()
+        grouped, absent = self.services(), self.find_absent()
         # _token: the secret by which the listeners of the services know the router.
-        ports = dict.fromkeys(grouped, ServicePort(port=0, token=self._token))  # 0: the kernel chooses
+        ports = dict.fromkeys([*grouped, *absent], ServicePort(port=0, token=self._token))  # 0: the kernel chooses
+        config = proxy_config(LOOPBACK, grouped, ports, self._draining)
+        by_name = {str(key): engine for key, engine in absent.items()}
         config = structs.replace(
-            proxy_config(LOOPBACK, grouped, ports, self._draining),
+            config,
+            services=tuple(add_absent(service, by_name.get(service.name)) for service in config.services),
             router=RouterListener(address=LOOPBACK, port=self._port),
         )
 
         # 2. Send it, and keep what the proxy answers.
         before = self.router, self.forwarded_services
         state = await self._proxy.client.configure(config)
-        reachable = reachable_uids(state, LOOPBACK)
         self.router = state.router  # where clients connect, or why it is not open
-        self.forwarded_services = frozenset(
-            service
-            for service, runners in grouped.items()
-            if any(runner.assignment.uid in reachable for runner in runners)
-        )
+        taking = {
+            service.name
+            for service in state.services
+            if not service.error and any(not backend.draining for backend in service.backends)
+        }
+        self.forwarded_services = frozenset(key for key in ports if str(key) in taking)
         return (self.router, self.forwarded_services) != before
 
     async def _wait_idle(self, uid: str, timeout_seconds: float) -> bool:

@@ -5,6 +5,7 @@ ends in one of two ways: everything is drained and stopped, or all engines keep 
 """
 
 import asyncio
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +17,14 @@ import structlog
 from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
-from artifacts.source import parse
+from artifacts.source import parse, scheme_of
 from crds.model import Model
 from devices import limits
 from gateway.change_counter import ChangeCounter
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from kube.backoff import backoff_seconds
 from kube.resources import ObjectKey
+from metal_agent.assignments import Assignment
 from metal_agent.host import Host, HostCallbacks
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.memory.ledger import Ledger
@@ -30,14 +32,16 @@ from metal_agent.native.process import is_running
 from metal_agent.options import StartError
 from metal_agent.supervise.records import Record
 from metal_agent.supervise.runner import Runner
-from metal_agent.supervise.supervisor import Supervisor
 from metal_agent.traffic.proxy_process import Proxy
 from standalone import desired
+from standalone.absent_engines import find_absent
 from standalone.ask import AskError
 from standalone.desired import Decision
 from standalone.exposure import StandaloneExposure
 from standalone.inspections import ModelInspector
 from standalone.manifests import Manifests
+from standalone.on_demand import OnDemandLoader
+from standalone.weights_prefetch import WeightsPrefetch
 
 FILE_ROOT: Final = Path("/")
 """file:// sources may be any file that the user can read."""
@@ -123,17 +127,16 @@ class Machine:
             ledger=ledger,
             runners=self.runners,
             exposure=self.exposure,
-            callbacks=HostCallbacks(
-                process_changed=lambda _runner: self._note_change(),
-                memory_changed=self._note_change,
-                hold_handled=self._note_pressure_action,
-            ),
+            callbacks=HostCallbacks(lambda _runner: self._note_change(), self._note_change, self._note_pressure_action),
             session=session,
             secret=lambda _namespace, _name: options.token,
             file_root=FILE_ROOT,
             allowed_networks=options.allowed_networks,
             proxy=self._proxy,
         )
+        self.on_demand = OnDemandLoader(self, self._host.context, self._proxy)
+        self.exposure.find_absent = functools.partial(find_absent, self)
+        self.prefetch = WeightsPrefetch(self._host.context, self._list_sleeping, self.changes)
         access = SourceAccess(
             token=options.token,
             endpoint=options.endpoint,
@@ -145,7 +148,7 @@ class Machine:
     @property
     def decisions(self) -> Mapping[ObjectKey, Decision]:
         """The decision for each service, from the present status of the Models."""
-        # `_update_assignments` drops them after each inspection.
+        # `_decide_again` drops them after each inspection.
         if self._decisions is None:
             # Computed once for each inspection: the view reads the decisions twice a second, and with many services
             # their computation takes long.
@@ -158,8 +161,10 @@ class Machine:
         return self._decisions
 
     def list_replicas(self, key: ObjectKey) -> list[Runner]:
-        """Return the replicas of one service."""
-        return [runner for runner in self.runners.values() if runner.assignment.service == tuple(key)]
+        """Return the replicas of one service, without those of a model on demand that have ended."""
+        replicas = [runner for runner in self.runners.values() if runner.assignment.service == tuple(key)]
+        is_unwanted = self.on_demand.is_unwanted(key)
+        return [runner for runner in replicas if not is_unwanted or runner.state.exists]
 
     async def wait_until_reachable(self, key: ObjectKey) -> tuple[str, str]:
         """Wait until the endpoint forwards to a service; return its base URL and the name of the model in requests.
@@ -232,15 +237,16 @@ class Machine:
             self.exposure.refuse_used_port()
 
         # serving: the loops that a drain needs
-        supervisor = self._host.supervisor
+        self.on_demand.adopt()
         serving = [*self._host.start_loops(group), group.create_task(self._configure_proxy())]
-        self._update_assignments(supervisor)  # step 2
+        self._decide_again()  # step 2
         serving.append(group.create_task(self._end_if_nothing_serves()))
-        inspecting = [group.create_task(self._inspect_until_known(supervisor, key)) for key in self.models]
+        deciding = [group.create_task(self._inspect_until_known(key)) for key in self.models]
+        deciding += [group.create_task(self.on_demand.run()), group.create_task(self.prefetch.run())]
 
         await _wait_for_any(self.signals.stop, self.signals.hand_over)  # step 3
         if not self.signals.hand_over.is_set():
-            await _cancel_all(inspecting)
+            await _cancel_all(deciding)
             await self._drain_and_stop()
             await _cancel_all(serving)  # only now, as a drain needs the proxy
             await self._proxy.end()
@@ -291,23 +297,42 @@ class Machine:
         log.warning("memory_pressure_handled", note=note)
         self._note_change()
 
-    def _update_assignments(self, supervisor: Supervisor) -> None:
-        """Decide all services again, and have the supervisor run the processes that follow.
-
-        While a Model is not inspected yet, processes are only started: one that an earlier run left may serve that
-        Model. Once all Models are inspected, every other process is stopped, and what was noted about it is forgotten.
-        """
+    def _decide_again(self) -> None:
+        """Decide all services again, and run the processes that follow."""
         self._decisions = None
-        assigned = [assignment for decision in self.decisions.values() for assignment in decision.assignments]
-        is_list_incomplete = any(model.status.phase == "Pending" for model in self.models.values())
-        if is_list_incomplete:
-            supervisor.add(assigned)
-        else:
-            supervisor.assign(assigned)
-            self._host.retain_holds({assignment.uid for assignment in assigned})
+        self.run_wanted()
+
+    def run_wanted(self) -> None:
+        """Run the processes of the decisions, and nothing else.
+
+        A model on demand has processes while it is wanted. While a Model is not inspected yet, the processes that an
+        earlier run left for its services are kept: they may serve it.
+        """
+        decided = [assignment for decision in self.decisions.values() for assignment in decision.assignments]
+        wanted = [assignment for assignment in decided if not self.on_demand.is_unwanted(assignment.service)]
+        undecided = {key for key, decision in self.decisions.items() if not decision.assignments and self._may_be(key)}
+        kept = [runner.assignment for runner in self.runners.values() if runner.assignment.service in undecided]
+        self._host.supervisor.assign([*wanted, *kept], is_complete=not undecided)
+        if not undecided:
+            self._host.retain_holds({assignment.uid for assignment in wanted})
         self._note_change()
 
-    async def _inspect_until_known(self, supervisor: Supervisor, key: ObjectKey) -> None:
+    def _may_be(self, key: ObjectKey) -> bool:
+        """Return whether a service without processes may have some, once its Models are inspected."""
+        problem = self.decisions[key].problem
+        return problem is not None and problem.phase == "Pending"
+
+    def _list_sleeping(self) -> dict[str, Assignment]:
+        """Return the assignments of models on demand that are not wanted now, by uid; a daemon fetches for itself."""
+        return {
+            assignment.uid: assignment
+            for key, decision in self.decisions.items()
+            if self.on_demand.is_unwanted(key)
+            for assignment in decision.assignments
+            if scheme_of(assignment.spec.artifact.source) != "ollama"
+        }
+
+    async def _inspect_until_known(self, key: ObjectKey) -> None:
         """Inspect a Model until that succeeds or fails for good; after each try, update its status and decide again.
 
         The pause between two tries grows, and is at least what the source asks for.
@@ -319,12 +344,12 @@ class Machine:
             except ArtifactError as error:
                 self.models[key] = desired.with_error(self.models[key], error)
                 log.warning("inspection_failed", model="/".join(key), reason=error.reason, error=error.message)
-                self._update_assignments(supervisor)
+                self._decide_again()
                 if not error.retryable:
                     return
                 retry_after_seconds = error.retry_after_seconds
             else:
-                self._update_assignments(supervisor)
+                self._decide_again()
                 return
 
             failures += 1

@@ -18,7 +18,7 @@ import yaml
 from artifacts.source import Source, SourceError, parse, scheme_of
 from controller.models.served import list_companions
 from crds import validation
-from crds.inferenceservice import InferenceService, wanted_replicas
+from crds.inferenceservice import InferenceService, is_on_demand, wanted_replicas
 from crds.meta import API_VERSION, GROUP
 from crds.model import Model
 from crds.yaml_reader import StrictLoader, find_line
@@ -36,6 +36,8 @@ _CLUSTER_KINDS: Final = [kind for kind in validation.kinds() if kind not in (*_K
 """Kinds of users that only a cluster can use, such as GatewayKey."""
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _LONGEST_NAME: Final = 40
+_TOGETHER: Final = 2
+"""Models on demand for which there is room at a time, such as one for chats and one for embeddings."""
 _MOST_BYTES: Final = 1 << 20
 """Size of one file, enough for thousands of services. Weights that are given by mistake may be larger than memory."""
 _MOST_NODES: Final = 100_000
@@ -61,9 +63,14 @@ class Manifests:
     """A line for each object in the files that only a cluster can use."""
 
     def divide(self, memory_bytes: int, further: int = 0) -> int:
-        """Return the equal part of the memory that each replica gets, if there are `further` ones beside these."""
-        replicas = further + sum(wanted_replicas(service) for service in self.services.values())
-        return memory_bytes // max(1, replicas)
+        """Return the equal part of the memory that each replica gets, if there are `further` ones beside these.
+
+        Models on demand are not all loaded together: two of them get room beside each other.
+        """
+        services = self.services.values()
+        always = further + sum(wanted_replicas(service) for service in services if not is_on_demand(service))
+        on_demand = sum(is_on_demand(service) for service in services)
+        return memory_bytes // max(1, always + min(on_demand, _TOGETHER))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from crds.metalprocess import MetalProcessStatus
+from crds.metalprocess import FetchProgress, MetalProcessStatus
 from crds.size import size_text
 from devices.footprint import footprint_bytes
 from gateway.proxy.config import ProxyState, ServiceStats
 from metal_agent.lifecycle import LOG_HINT
+from standalone.absent_engines import Sleep, find_sleep
 from standalone.desired import Decision
 from standalone.machine import Machine, UserSignals
 
@@ -26,7 +27,12 @@ REFRESH_SECONDS: Final = 0.5
 """Interval between two readings of the proxy's counts, on a terminal only."""
 PROGRESS_SECONDS: Final = 10.0
 """Interval between two lines of progress of the same service."""
-_STYLES: Final = {"Ready": "green", "Failed": "red", "Rejected": "red", "Stopped": "dim", "Suspended": "dim"}
+_STYLES: Final = {
+    "Ready": "green",
+    "Failed": "red",
+    "Rejected": "red",
+    **dict.fromkeys(("Stopped", "Suspended", "Idle"), "dim"),
+}
 # The phases of a replica, the worst last.
 _PHASES: Final = ("Ready", "Stopped", "Stopping", "Starting", "Fetching", "Pending", "Failed", "Rejected")
 
@@ -52,6 +58,7 @@ def build_row(
     tokens_per_second: float | None,
     *,
     answers: bool = True,
+    sleep: Sleep | None = None,
 ) -> Row:
     """Return the row of one service.
 
@@ -62,11 +69,15 @@ def build_row(
         stats: the proxy's counts, if it has the service.
         tokens_per_second: rate since the last reading; None if it is not known.
         answers: True if the endpoint forwards to the service.
+        sleep: the state of its model while it is loaded on demand, and not loaded.
     """
     # 1. Without a replica: no process was decided yet, or none can be.
     # _PHASES: the phases of a replica, the worst last
     worst_last = sorted(replicas, key=lambda replica: _PHASES.index(replica[0].phase))
     if not worst_last:
+        if sleep is not None:
+            requests = _describe_requests(stats) if stats else ""
+            return Row(service=name, phase=sleep.phase, detail=_describe_sleep(sleep), requests=requests)
         if decision.problem is None:
             return Row(service=name, phase="Pending")
         return Row(service=name, phase=decision.problem.phase, detail=decision.problem.message)
@@ -98,12 +109,22 @@ def build_row(
     )
 
 
+def _describe_sleep(sleep: Sleep) -> str:
+    """Return the progress of the download, or the problem, of a model that is not loaded."""
+    return _describe_fetch(sleep.progress) if sleep.progress else sleep.problem
+
+
+def _describe_fetch(progress: FetchProgress) -> str:
+    """Return how much of the weights has come."""
+    fetched_bytes, total = progress.bytes, progress.total_bytes
+    share = f" of {size_text(total)}, {100 * fetched_bytes // total} %" if total else ""
+    return f"{size_text(fetched_bytes)}{share}"
+
+
 def _describe_progress(status: MetalProcessStatus, reserved: int | None, used: int | None) -> str:
     """Return the progress or the problem of a process."""
     if status.phase == "Fetching" and status.progress:
-        fetched_bytes, total = status.progress.bytes, status.progress.total_bytes
-        share = f" of {size_text(total)}, {100 * fetched_bytes // total} %" if total else ""
-        return f"{size_text(fetched_bytes)}{share}"
+        return _describe_fetch(status.progress)
     if status.phase == "Starting" and not status.message:
         return f"loading, {size_text(used)} of about {size_text(reserved)}" if used and reserved else "loading"
     return status.message.replace(LOG_HINT, "")
@@ -150,7 +171,8 @@ class RowBuilder:
             name = "/".join(key)
             answers = key in machine.exposure.forwarded_services
             rate = self._rates.get(name)
-            rows.append(build_row(key.name, decision, replicas, stats.get(name), rate, answers=answers))
+            sleep = find_sleep(machine, key)
+            rows.append(build_row(key.name, decision, replicas, stats.get(name), rate, answers=answers, sleep=sleep))
         return rows
 
     def _update_rates(self, stats: Mapping[str, ServiceStats], now: float) -> None:
@@ -281,13 +303,14 @@ class ChangePrinter:
             # Without the measured and reserved memory, which change with each reading.
             replicas = ((runner.build_status(port=None), None, None) for runner in self._machine.list_replicas(key))
             answers = key in self._machine.exposure.forwarded_services
-            shown = build_row(key.name, decision, replicas, stats=None, tokens_per_second=None, answers=answers)
+            sleep = find_sleep(self._machine, key)
+            shown = build_row(key.name, decision, replicas, None, None, answers=answers, sleep=sleep)
             text = f"{shown.service}: {shown.phase}" + (f" - {shown.detail}" if shown.detail else "")
 
             # Is the line worth printing?
             last_text = self._last_lines.get(shown.service, "")
             has_same_phase = last_text.startswith(f"{shown.service}: {shown.phase}")
-            is_progress = has_same_phase and shown.phase in {"Fetching", "Starting"}
+            is_progress = has_same_phase and shown.phase in {"Fetching", "Starting", "Downloading"}
             # A service that was not started yet, or the same line again.
             says_nothing_new = text in {last_text, f"{shown.service}: Pending"}
             is_too_soon = is_progress and time.monotonic() < self._next_progress_at[shown.service]

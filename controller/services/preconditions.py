@@ -188,6 +188,9 @@ def _find_spec_problem(
     service: InferenceService, model: Model | None, companions: Sequence[Companion], vendors: Vendors
 ) -> ServiceProblem | None:
     """Return the contradiction in the spec, or between the spec and the Models or the runtime, or None."""
+    if service.spec.scaling is not None:  # a machine without a cluster, which follows it, decides without it
+        refusal = "spec.scaling is not followed by a cluster yet, only by `pomona up`: remove it, and set spec.replicas"
+        return ServiceProblem("ScalingNotSupported", refusal, "Failed")
     accelerator = decided_accelerator(service, model)
     if accelerator is None:
         return None

@@ -147,7 +147,7 @@ class Service:
         await self._awake.wait()
 
     def enqueue(self, request: "InferenceRequest") -> None:
-        """Add a request to those that wait for a slot, or for an engine that is loaded. Raises RequestError: too many."""
+        """Add a request to those that wait for a slot, or for the engine. Raises RequestError: too many wait."""
         queue = self.queue
         if self.is_asleep:
             if queue.is_full or queue.body_bytes + request.body_bytes > _HELD_BYTES:

@@ -94,7 +94,9 @@ class Supervisor:
             if assignment.deleted:
                 self.runners[assignment.uid].remove()
 
-    def assign(self, assignments: Iterable[Assignment], *, keep_unclaimed: bool = False) -> None:
+    def assign(
+        self, assignments: Iterable[Assignment], *, keep_unclaimed: bool = False, is_complete: bool = True
+    ) -> None:
         """Run `assignments`, a fresh and full list, and nothing else: processes that it lacks are stopped.
 
         1. Hand over engines that `pomona up` left running to assignments of the same engine.
@@ -102,6 +104,8 @@ class Supervisor:
            assignment needs their memory.
         3. Stop what is neither assigned nor kept, and forget what has stopped.
         4. Start what is new.
+
+        Models in daemons that no assignment needs are unloaded, unless others may follow (not `is_complete`).
         """
         wanted = {assignment.uid: assignment for assignment in assignments}
         self._hand_over_unclaimed(wanted.values())  # step 1
@@ -123,7 +127,7 @@ class Supervisor:
                 runner.remove()
 
         self.add(wanted.values())  # step 4
-        self._has_full_list = True
+        self._has_full_list |= is_complete
         self._unload_unwanted()
 
     def _forget_stopped(self, runner: Runner, assigned: Assignment | None) -> None:

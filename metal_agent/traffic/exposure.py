@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from crds.meta import PreviousToken
 from crds.metalprocess import FurtherArtifact
@@ -177,27 +178,34 @@ def proxy_config(
                 previous_token=listening.previous.token if listening.previous else None,
                 previous_token_until=float(listening.previous.valid_until) if listening.previous else 0.0,
                 backends=tuple(
-                    Backend(
-                        runner.assignment.uid,
-                        runner.url,
+                    structs.replace(
+                        build_backend(runner.assignment, runner.url),
                         draining=runner.assignment.uid in draining or runner.state.is_drained,
-                        concurrency=find_runtime(spec.runtime).limit_requests(spec),
                         model=runner.model,
                         api_key=runner.api_key,
-                        engine=spec.runtime,
-                        mode=spec.mode,
-                        context_length=spec.context_length,
-                        shared_tokens=find_runtime(spec.runtime).count_shared_tokens(spec),
-                        adapters=list_adapters(spec.further_artifacts),
                     )
-                    for runner in grouped[service]
-                    for spec in [runner.assignment.spec]
+                    for runner in grouped.get(service, ())
                     if runner.url
                 ),
             )
             for service, listening in sorted(ports.items())
         ),
         tls=tls,
+    )
+
+
+def build_backend(assignment: Assignment, url: str) -> Backend:
+    """Return the backend of a process at `url` as far as its assignment decides it."""
+    spec, runtime = assignment.spec, find_runtime(assignment.spec.runtime)
+    return Backend(
+        assignment.uid,
+        url,
+        concurrency=runtime.limit_requests(spec),
+        engine=spec.runtime,
+        mode=spec.mode,
+        context_length=spec.context_length,
+        shared_tokens=runtime.count_shared_tokens(spec),
+        adapters=list_adapters(spec.further_artifacts),
     )
 
 

@@ -1,0 +1,67 @@
+"""The services without an engine: models on demand that are not loaded, and what prevents others.
+
+The output shows them, and the proxy lets requests wait for an engine or refuses them with the reason.
+"""
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from msgspec import structs
+
+from crds.metalprocess import FetchProgress
+from kube.resources import ObjectKey
+from metal_agent.lifecycle import LOG_HINT
+from metal_agent.traffic.exposure import build_backend
+from standalone.desired import Decision
+from standalone.exposure import ASLEEP_URL, AbsentEngine
+
+if TYPE_CHECKING:
+    from standalone.machine import Machine
+
+
+class Sleep(NamedTuple):
+    """The state of a model on demand that is not loaded."""
+
+    phase: Literal["Idle", "Downloading"]
+    progress: FetchProgress | None = None
+    """Progress of the download of its weights."""
+    problem: str = ""
+    """The reason why it cannot be loaded now, or its weights cannot be fetched."""
+
+
+def find_sleep(machine: "Machine", key: ObjectKey) -> Sleep | None:
+    """Return the state of a model on demand that is not loaded and may be; None: it is another service."""
+    assignments = machine.decisions[key].assignments
+    if not assignments or not machine.on_demand.is_unwanted(key):
+        return None
+    uids, prefetch = [assignment.uid for assignment in assignments], machine.prefetch
+    if progress := next((prefetch.progress[uid] for uid in uids if uid in prefetch.progress), None):
+        return Sleep("Downloading", progress)
+    problems = [machine.on_demand.too_large.get(str(key)), *map(prefetch.problems.get, uids)]
+    return Sleep("Idle", problem=next(filter(None, problems), ""))
+
+
+def find_absent(machine: "Machine") -> dict[ObjectKey, AbsentEngine]:
+    """Return the services that have no engine now, or may have none, each with the reason."""
+    absent = {}
+    for key, decision in machine.decisions.items():
+        if problem := _describe_problem(machine, key, decision):
+            absent[key] = AbsentEngine(problem=problem)
+        elif machine.on_demand.has(key):
+            sleeping = tuple(
+                structs.replace(build_backend(assignment, ASLEEP_URL), asleep=True)
+                for assignment in decision.assignments
+            )
+            absent[key] = AbsentEngine(sleeping, machine.on_demand.estimate_load_seconds(key))
+    return absent
+
+
+def _describe_problem(machine: "Machine", key: ObjectKey, decision: Decision) -> str:
+    """Return why a service has no engine; "" if it has one, or will have one by itself."""
+    if decision.problem is not None:
+        return decision.problem.message
+    if reason := machine.on_demand.too_large.get(str(key)):
+        return reason
+    # One that was refused for lack of memory starts once others have made room.
+    states = [runner.state for runner in machine.list_replicas(key)]
+    failed = [state for state in states if state.phase in {"Failed", "Rejected"} and state.needed_bytes is None]
+    return failed[0].message.replace(LOG_HINT, "") if failed and len(failed) == len(states) else ""

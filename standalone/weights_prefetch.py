@@ -1,0 +1,99 @@
+"""Fetch the weights of models on demand ahead, so that their first requests wait for a load and for no download.
+
+One model is fetched at a time, and what was fetched stays locked, so that it is not deleted to make room for others.
+A model that is loaded meanwhile fetches for itself: the store fetches nothing twice.
+"""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import structlog
+
+from artifacts.errors import ArtifactError
+from crds.metalprocess import FetchProgress
+from gateway.change_counter import ChangeCounter
+from kube.backoff import backoff_seconds
+from metal_agent.assignments import Assignment
+from metal_agent.supervise.host_parts import RunnerContext
+from metal_agent.weights import PinnedWeights
+
+_FIRST_RETRY_SECONDS: Final = 5.0
+_LAST_RETRY_SECONDS: Final = 300.0
+
+log = structlog.get_logger()
+
+
+class WeightsPrefetch:
+    """The weights of the assignments that `list_sleeping` returns, by uid; `changes` counts when they may be others."""
+
+    def __init__(
+        self, context: RunnerContext, list_sleeping: Callable[[], Mapping[str, Assignment]], changes: ChangeCounter
+    ) -> None:
+        """Fetch nothing before `run`."""
+        self._context, self._list_sleeping, self._changes = context, list_sleeping, changes
+        self._held: dict[str, PinnedWeights] = {}
+        self._retry_at: dict[str, float] = {}
+        """The time from which on a fetch that failed is tried again, by uid."""
+        self._failures: Counter[str] = Counter()
+        """Failures in a row, by uid."""
+        self.progress: dict[str, FetchProgress] = {}
+        """Progress of the weights that are being fetched, by uid."""
+        self.problems: dict[str, str] = {}
+        """The reason why weights could not be fetched, by uid."""
+
+    async def run(self) -> None:
+        """Fetch what is missing, one after the other, until cancelled; then release all locks."""
+        try:
+            while True:
+                seen_changes = self._changes.count
+                sleeping = self._list_sleeping()
+                self._forget_others(sleeping)
+                missing = [uid for uid in sleeping if uid not in self._held]
+                due = [uid for uid in missing if self._retry_at.get(uid, 0.0) <= time.monotonic()]
+                if due:
+                    await self._fetch(sleeping[due[0]])
+                    continue
+                next_at = min((self._retry_at[uid] for uid in missing), default=None)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if next_at is None else max(0.0, next_at - time.monotonic())):
+                        await self._changes.wait_past(seen_changes)
+        finally:
+            self._forget_others({})
+
+    async def _fetch(self, assignment: Assignment) -> None:
+        """Fetch the weights of one assignment, and lock them; note a failure, and when it is tried again."""
+        uid, spec = assignment.uid, assignment.spec
+        names = [spec.source_secret, *(artifact.source_secret for artifact in spec.further_artifacts)]
+        tokens = [self._context.secret(assignment.namespace, name) if name else None for name in names]
+        try:
+            self._held[uid] = await self._context.weights.fetch(
+                assignment.namespace, spec, tokens, functools.partial(self._note_progress, uid)
+            )
+        except (ArtifactError, OSError) as error:
+            log.warning("prefetch_failed", service=spec.service_name, error=str(error))
+            self._failures[uid] += 1
+            pause = backoff_seconds(self._failures[uid], first=_FIRST_RETRY_SECONDS, most=_LAST_RETRY_SECONDS)
+            self._retry_at[uid] = time.monotonic() + pause
+            self.problems[uid] = f"its weights cannot be fetched: {error}; next try in {pause:.0f} s"
+        else:
+            self.problems.pop(uid, None)
+        finally:
+            self.progress.pop(uid, None)
+            self._changes.note()
+
+    def _note_progress(self, uid: str, fetched_bytes: int, total_bytes: int | None) -> None:
+        """Note how much of the weights has come, for the output."""
+        self.progress[uid] = FetchProgress(bytes=fetched_bytes, total_bytes=total_bytes)
+
+    def _forget_others(self, uids: Collection[str]) -> None:
+        """Unlock the weights of all but these assignments, and forget their failures."""
+        for uid in [uid for uid in self._held if uid not in uids]:
+            self._held.pop(uid).release()
+        for noted in (self._retry_at, self._failures, self.problems):
+            for uid in [uid for uid in noted if uid not in uids]:
+                del noted[uid]
