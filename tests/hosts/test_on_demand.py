@@ -1,0 +1,126 @@
+"""Models on demand with real engines behind `pomona up`: loaded by requests, swapped, and unloaded when idle."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kube.resources import MODELS
+from tests.support.eventually import eventually
+from tests.support.file_server import FileServer
+from tests.support.on_demand_up import MODEL_BYTES, find_engines, room_for, write_models
+from tests.support.refused_manifests import make_manifest
+from tests.support.swap_crashes import SwapCrashes
+from tests.support.tiny_models import tiny_gguf
+from tests.support.up_command import Start, Up, ask, manifest, service
+
+
+def loaded(up: Up) -> list[str]:
+    """Return the models whose engines run."""
+    return sorted(find_engines(up.state).values())
+
+
+async def test_models_are_loaded_by_requests_and_make_room_for_each_other(start: Start, tmp_path: Path) -> None:
+    up = start(write_models(tmp_path, "one", "two", "three"), room_for(2))
+    url = await up.url()
+    await up.says("three: Idle")
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{url}/v1/models") as response:
+            assert [model["id"] for model in (await response.json())["data"]] == ["one", "three", "two"]
+        async with session.get(f"{url}/health") as response:
+            assert response.status == 200
+    assert loaded(up) == [], "lists and health load nothing"
+
+    assert await ask(url, "one") == (200, "one speaks.")
+    assert await ask(url, "two") == (200, "two speaks.")
+    assert loaded(up) == ["one", "two"], "what fits beside the others stays loaded"
+    assert await ask(url, "three") == (200, "three speaks.")
+    assert "three" in loaded(up)
+    assert len(loaded(up)) == 2
+
+    answers = await asyncio.gather(*(ask(url, name) for name in ("one", "two", "three") * 5))
+    assert answers == [(200, f"{name} speaks.") for name in ("one", "two", "three") * 5]
+    assert await up.process.stop() == 0
+    assert loaded(up) == []
+
+
+async def test_model_that_nobody_asks_for_is_unloaded_and_wakes_again(start: Start, tmp_path: Path) -> None:
+    up = start(write_models(tmp_path, "one", scaling={"minReplicas": 0, "idleSeconds": 1}))
+    url = await up.url()
+    for _ in range(2):
+        assert await ask(url, "one") == (200, "one speaks.")
+        assert loaded(up) == ["one"]
+        await eventually(lambda: loaded(up) == [])
+    await eventually(lambda: up.said.count("one: Idle") == 3)
+
+
+async def test_model_that_never_fits_is_refused_with_the_reason_and_unloads_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    large = make_manifest(MODELS, name="large", source=(tmp_path / "one.gguf").as_uri(), memoryBytes=9 * MODEL_BYTES)
+    more = (large, service("large", "large", scaling={"minReplicas": 0}))
+    up = start(write_models(tmp_path, "one", more=more), room_for(2))
+    url = await up.url()
+    await up.says("large: Idle - it needs")
+    assert await ask(url, "one") == (200, "one speaks.")
+    status, said = await ask(url, "large")
+    assert status == 503
+    assert "it needs 2.2 GiB, and no more than 640.0 MiB of the memory for models can be made free" in said
+    assert loaded(up) == ["one"]
+
+
+async def test_model_that_is_always_loaded_and_protected_ones_make_room_for_none(start: Start, tmp_path: Path) -> None:
+    always = (
+        make_manifest(MODELS, name="always", source=(tmp_path / "one.gguf").as_uri(), memoryBytes=MODEL_BYTES),
+        service("always", "always"),
+    )
+    names = write_models(tmp_path, "one", "two", more=always)
+    up = start(names, room_for(2))
+    url = await up.url()
+    await up.says("always: Ready")
+    assert [await ask(url, name) for name in ("one", "two")] == [(200, "one speaks."), (200, "two speaks.")]
+    assert loaded(up) == ["always", "two"]
+
+
+async def test_weights_are_fetched_before_they_are_asked_for(start: Start, tmp_path: Path) -> None:
+    root = tmp_path / "served"
+    root.mkdir()
+    tiny_gguf.write(root / "one.gguf", text="one speaks.")
+    async with FileServer(root) as files:
+        up = start(
+            manifest(
+                tmp_path / "models.yaml",
+                make_manifest(MODELS, name="one", source=f"{files.url}/one.gguf"),
+                service("one", "one", scaling={"minReplicas": 0}),
+            )
+        )
+        url = await up.url()
+        await eventually(lambda: list((up.state / "weights").rglob("*.gguf")) != [])
+        await up.says("one: Idle")
+        assert loaded(up) == []
+    assert await ask(url, "one") == (200, "one speaks."), "the source is gone, and is not needed"
+
+
+async def test_engine_that_cannot_be_loaded_is_reported_to_those_who_ask(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "llama-server"
+    broken.write_text("#!/bin/sh\necho 'error: no such device' >&2; exit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("LLAMA_SERVER_BIN", str(broken))
+    up = start(write_models(tmp_path, "one"))
+    url = await up.url()
+    status, said = await ask(url, "one")
+    assert status == 503
+    assert "the engine exited with exit code 3: error: no such device" in said
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_kills_in_the_middle_of_swaps_load_nothing_twice(
+    start: Start, tmp_path: Path, unused_tcp_port: int, seed: int
+) -> None:
+    names = ("one", "two", "three", "four")
+    up = start(write_models(tmp_path, *names), room_for(2), port=unused_tcp_port)
+    await SwapCrashes(up, names, room=2, chance=random.Random(seed)).run(rounds=4)  # noqa: S311 - for a test
