@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -44,8 +45,9 @@ class SwapCrashes:
             for _ in range(rounds):
                 await self._kill_during_swap(url)
                 for name in self._chance.sample(self._names, len(self._names)):
-                    await eventually(lambda name=name: self._answers(url, name))
-                assert not watching.done(), await watching
+                    await eventually(functools.partial(self._answers, url, name))
+                if watching.done():
+                    watching.result()  # raises what was seen
         finally:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
