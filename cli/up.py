@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import click
@@ -24,10 +24,20 @@ from metal_agent.options import StartError
 from metal_agent.state_folder import HAND_OVER, own_folder
 from standalone import desired, manifests, single, view
 from standalone.ask import AskError, ask
+from standalone.live_files import LiveFiles
 from standalone.machine import Machine, StandaloneOptions, UserSignals
 from standalone.manifests import ManifestError, Manifests
 
 PORT: Final = 8080
+
+
+class _Demand(NamedTuple):
+    """The arguments that say what is served."""
+
+    files: tuple[Path, ...]
+    sources: tuple[str, ...]
+    question: str | None
+    memory_budget: int | None
 
 
 @click.command("up")
@@ -57,8 +67,9 @@ def command(
 
     FILES are manifests as for `kubectl apply`, or folders of them, and are checked by the same rules. One OpenAI
     endpoint on 127.0.0.1 serves them all: a request names the InferenceService in `model`. Ctrl-C waits for running
-    requests and stops everything; press it again to abort them, and to end soon whatever does not stop. To load changes
-    of FILES, restart the command. It ends by itself, with exit code 1, when none of the services can be served.
+    requests and stops everything; press it again to abort them, and to end soon whatever does not stop. A change of
+    FILES takes effect at once: what is valid is added, edited or removed, and nothing else notices; with an error, what
+    was served before serves on. It ends by itself, with exit code 1, when none of the services can be served.
     The environment variable HF_TOKEN is the token for the hub, and HF_ENDPOINT is the URL of a mirror of the hub.
 
     `pomona agent` on the same machine takes over the running engines and joins them to a cluster, without loading
@@ -82,7 +93,8 @@ def command(
                 log.to_file(folder / "up.log")
             endpoint, token = outcome.read_endpoint(), outcome.read_hub_token()
             options = StandaloneOptions(folder, port, endpoint, token, allowed_networks)
-            served = asyncio.run(_serve(loaded, sources, question, options, memory_budget))
+            demand = _Demand(files, sources, question, memory_budget)
+            served = asyncio.run(_serve(loaded, demand, options))
     except ManifestError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
@@ -95,27 +107,27 @@ def command(
     sys.exit(0 if served else 1)
 
 
-async def _serve(
-    manifests: Manifests, sources: tuple[str, ...], question: str | None, options: StandaloneOptions, budget: int | None
-) -> bool:
+async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptions) -> bool:
     """Serve until a signal or until the question is answered; return whether the command succeeded.
 
-    Three tasks run beside each other: the machine, which serves and whose end ends the others; the display of its
-    state; and the question, if there is one, whose answer stops the machine.
+    These tasks run beside each other: the machine, which serves and whose end ends the others; the display of its
+    state; and the question, whose answer stops the machine, or else the watch over the files.
 
     Raises StartError, SourceError and ArtifactError.
     """
     # 1. Decide what is served.
+    sources, question = demand.sources, demand.question
     # signals: the requests of the user to stop, to abort, and to hand over to an agent, as events
     signals = UserSignals()
     _handle_signals(signals)
 
     host_facts = await asyncio.to_thread(host.read)
-    allowed_bytes = budget_bytes(host_facts, budget)
+    allowed_bytes = budget_bytes(host_facts, demand.memory_budget)
     if allowed_bytes is None:
         raise StartError("cannot read the memory of this machine: give --memory-budget, such as 12GiB")
 
     share_bytes = manifests.divide(allowed_bytes, further=len(sources))
+    of_files = Manifests(dict(manifests.models), dict(manifests.services))
     for source in sources:
         await single.add_source(manifests, source, options, share_bytes)
     for note in (*manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):
@@ -128,18 +140,15 @@ async def _serve(
                 manifests, options, session, Ledger(allowed_bytes, memory_bytes=host_facts.memory_bytes), signals
             )
         console = Console(stderr=question is not None)
-        # With a question, standard output is for the answer: the state goes to standard error.
-        on_terminal = console.is_terminal and question is None
-        shown = view.show_table(machine, console, _hint) if on_terminal else view.print_changes(machine, console.file)
-        showing = asyncio.create_task(shown)
         asking = asyncio.create_task(_ask_and_stop(machine, question)) if question is not None else None
+        beside = [asyncio.create_task(work) for work in _list_work_beside(machine, console, demand, of_files)]
+        beside += [asking] if asking else []
         try:
             await machine.run()
         finally:
-            if asking and not asking.done():
-                asking.cancel()
-            showing.cancel()
-            await asyncio.wait({task for task in (asking, showing) if task})
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
 
         # 3. Report how it ended.
         if not signals.hand_over.is_set():
@@ -153,6 +162,27 @@ async def _serve(
         if asking is None:
             return True
         return not asking.cancelled() and asking.result()
+
+
+def _list_work_beside(
+    machine: Machine, console: Console, demand: _Demand, of_files: Manifests
+) -> list[Coroutine[Any, Any, None]]:
+    """Return the work beside the machine: the display of its state, and the watch over its files."""
+    # With a question, standard output is for the answer: the state goes to standard error.
+    on_terminal = console.is_terminal and demand.question is None
+    work = [view.show_table(machine, console, _hint) if on_terminal else view.print_changes(machine, console.file)]
+    if demand.files and demand.question is None:
+        further = machine.manifests.without(of_files)  # those of --model
+        work.append(
+            LiveFiles(
+                demand.files,
+                further,
+                machine.manifests,
+                replace=machine.replace_manifests,
+                report=lambda line: console.print(escape_controls(line), markup=False, soft_wrap=True),
+            ).run()
+        )
+    return work
 
 
 @contextlib.contextmanager
@@ -184,10 +214,10 @@ def _handle_signals(signals: UserSignals) -> None:
 
 
 def _hint(signals: UserSignals) -> str:
-    """Return a hint for the user: the effect of Ctrl-C now, and how to load changes."""
+    """Return a hint for the user: the effect of Ctrl-C now."""
     if signals.stop.is_set():
         return "stopping: waiting for running requests; press Ctrl-C again to abort them"
-    return "press Ctrl-C to stop; restart to load changes"
+    return "press Ctrl-C to stop"
 
 
 async def _ask_and_stop(machine: Machine, question: str) -> bool:

@@ -152,6 +152,11 @@ class ProcessState(msgspec.Struct, frozen=True):
         return self.suspicion is not None and self.suspicion.is_drained
 
     @property
+    def has_ended(self) -> bool:
+        """True if it is Stopped and has no engine: a new runner may take its place."""
+        return self.phase == "Stopped" and not self.exists
+
+    @property
     def leaving(self) -> bool:
         """True if the process is stopped, or is being stopped, for good."""
         return self.phase == "Stopped" or (self.phase == "Stopping" and not self.evicting)

@@ -46,7 +46,7 @@ def find_absent(machine: "Machine") -> dict[ObjectKey, AbsentEngine]:
     for key, decision in machine.decisions.items():
         if problem := _describe_problem(machine, key, decision):
             absent[key] = AbsentEngine(problem=problem)
-        elif machine.on_demand.has(key):
+        elif machine.on_demand.has(key) or key in machine.ever_served:  # replaced or started again: it comes back
             sleeping = tuple(
                 structs.replace(build_backend(assignment, ASLEEP_URL), asleep=True)
                 for assignment in decision.assignments
@@ -61,7 +61,13 @@ def _describe_problem(machine: "Machine", key: ObjectKey, decision: Decision) ->
         return decision.problem.message
     if reason := machine.on_demand.too_large.get(str(key)):
         return reason
-    # One that was refused for lack of memory starts once others have made room.
+    # One that was refused for lack of memory starts once others have made room, and one that has served starts again.
     states = [runner.state for runner in machine.list_replicas(key)]
-    failed = [state for state in states if state.phase in {"Failed", "Rejected"} and state.needed_bytes is None]
+    most_failures = 1 if key in machine.ever_served else 0
+    failed = [
+        state
+        for state in states
+        if (state.phase == "Rejected" and state.needed_bytes is None)
+        or (state.phase == "Failed" and state.failures > most_failures)
+    ]
     return failed[0].message.replace(LOG_HINT, "") if failed and len(failed) == len(states) else ""

@@ -14,15 +14,12 @@ from typing import Final
 import aiohttp
 import structlog
 
-from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
-from artifacts.source import parse, scheme_of
-from crds.model import Model
+from artifacts.source import scheme_of
 from devices import limits
 from gateway.change_counter import ChangeCounter
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
-from kube.backoff import backoff_seconds
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.host import Host, HostCallbacks
@@ -41,6 +38,8 @@ from standalone.exposure import StandaloneExposure
 from standalone.inspections import ModelInspector
 from standalone.manifests import Manifests
 from standalone.on_demand import OnDemandLoader
+from standalone.service_decisions import ServiceDecisions
+from standalone.wanted_processes import WantedProcesses, find_wanted
 from standalone.weights_prefetch import WeightsPrefetch
 
 FILE_ROOT: Final = Path("/")
@@ -102,18 +101,15 @@ class Machine:
             ledger: the memory budget of this machine.
             signals: the requests of the user.
         """
-        self.manifests = manifests
-        self._decisions: dict[ObjectKey, Decision] | None = None
-        """The cache of `decisions`; None: they are computed when they are read next."""
-        self.models: dict[ObjectKey, Model] = {
-            key: desired.drop_unusable_secret(model, options.endpoint) for key, model in manifests.models.items()
-        }
-        """The Models, each with the status that is known so far."""
         self.runners: dict[str, Runner] = {}  # by uid; changed by the supervisor only
         self.ledger = ledger
         self.signals = signals
         self.changes = ChangeCounter()  # counts changes of processes, proxy and memory
         self._options = options
+        self._assigned: tuple[Assignment, ...] = ()
+        """The processes that the supervisor should run, as it was told last."""
+        self.ever_served: set[ObjectKey] = set()
+        """The services that have served since the start."""
         self.failure = ""
         """The reason why nothing can be served, for which `run` has ended by itself; "" if the user ended it."""
         self._reconfigure = asyncio.Event()
@@ -143,22 +139,24 @@ class Machine:
             file_root=FILE_ROOT,
             allowed_networks=options.allowed_networks,
         )
-        self._inspector = ModelInspector(options.folder / "inspections", self._host.context.weights.store, access)
+        inspector = ModelInspector(options.folder / "inspections", self._host.context.weights.store, access)
+        self._services = ServiceDecisions(
+            manifests, inspector, options.endpoint, budget_bytes=lambda: ledger.budget_bytes, changed=self.run_wanted
+        )
+
+    @property
+    def manifests(self) -> Manifests:
+        """The Models and services that are served."""
+        return self._services.manifests
 
     @property
     def decisions(self) -> Mapping[ObjectKey, Decision]:
         """The decision for each service, from the present status of the Models."""
-        # `_decide_again` drops them after each inspection.
-        if self._decisions is None:
-            # Computed once for each inspection: the view reads the decisions twice a second, and with many services
-            # their computation takes long.
-            # An equal part for each, so that all of the files fit beside each other.
-            share_bytes = self.manifests.divide(self.ledger.budget_bytes)
-            self._decisions = {
-                key: desired.decide_assignments(service, self.models, share_bytes)
-                for key, service in self.manifests.services.items()
-            }
-        return self._decisions
+        return self._services.decisions
+
+    def replace_manifests(self, manifests: Manifests) -> None:
+        """Serve other manifests from now on; what is equal in them goes on."""
+        self._services.replace_manifests(manifests)
 
     def list_replicas(self, key: ObjectKey) -> list[Runner]:
         """Return the replicas of one service, without those of a model on demand that have ended."""
@@ -239,13 +237,15 @@ class Machine:
         # serving: the loops that a drain needs
         self.on_demand.adopt()
         serving = [*self._host.start_loops(group), group.create_task(self._configure_proxy())]
-        self._decide_again()  # step 2
+        self.run_wanted()  # step 2
         serving.append(group.create_task(self._end_if_nothing_serves()))
-        deciding = [group.create_task(self._inspect_until_known(key)) for key in self.models]
-        deciding += [group.create_task(self.on_demand.run()), group.create_task(self.prefetch.run())]
+        self._services.inspect_in(group)
+        loops = (self._follow_processes(), self.on_demand.run(), self.prefetch.run())
+        deciding = [group.create_task(loop) for loop in loops]
 
         await _wait_for_any(self.signals.stop, self.signals.hand_over)  # step 3
         if not self.signals.hand_over.is_set():
+            await self._services.end_inspections()
             await _cancel_all(deciding)
             await self._drain_and_stop()
             await _cancel_all(serving)  # only now, as a drain needs the proxy
@@ -297,30 +297,28 @@ class Machine:
         log.warning("memory_pressure_handled", note=note)
         self._note_change()
 
-    def _decide_again(self) -> None:
-        """Decide all services again, and run the processes that follow."""
-        self._decisions = None
-        self.run_wanted()
-
     def run_wanted(self) -> None:
-        """Run the processes of the decisions, and nothing else.
-
-        A model on demand has processes while it is wanted. While a Model is not inspected yet, the processes that an
-        earlier run left for its services are kept: they may serve it.
-        """
-        decided = [assignment for decision in self.decisions.values() for assignment in decision.assignments]
-        wanted = [assignment for assignment in decided if not self.on_demand.is_unwanted(assignment.service)]
-        undecided = {key for key, decision in self.decisions.items() if not decision.assignments and self._may_be(key)}
-        kept = [runner.assignment for runner in self.runners.values() if runner.assignment.service in undecided]
-        self._host.supervisor.assign([*wanted, *kept], is_complete=not undecided)
-        if not undecided:
-            self._host.retain_holds({assignment.uid for assignment in wanted})
+        """Run the processes that are wanted, and nothing else."""
+        wanted = self._find_wanted()
+        self._assigned = wanted.assignments
+        self._host.supervisor.assign(wanted.assignments, is_complete=wanted.is_complete)
+        if wanted.is_complete:
+            self._host.retain_holds({assignment.uid for assignment in wanted.assignments})
         self._note_change()
 
-    def _may_be(self, key: ObjectKey) -> bool:
-        """Return whether a service without processes may have some, once its Models are inspected."""
-        problem = self.decisions[key].problem
-        return problem is not None and problem.phase == "Pending"
+    def _find_wanted(self) -> WantedProcesses:
+        """Return the processes that should run now."""
+        return find_wanted(self.decisions, self.runners.values(), self.ledger, self.on_demand.is_unwanted)
+
+    async def _follow_processes(self) -> None:
+        """Run other processes when those that were started serve, or have ended, until cancelled."""
+        seen_changes = -1
+        while True:
+            seen_changes = await self.changes.wait_past(seen_changes)
+            uids = {assignment.uid for assignment in self._assigned}
+            ended = [uid for uid in uids if (runner := self.runners.get(uid)) and runner.state.has_ended]
+            if ended or self._find_wanted().assignments != self._assigned:
+                self.run_wanted()
 
     def _list_sleeping(self) -> dict[str, Assignment]:
         """Return the assignments of models on demand that are not wanted now, by uid; a daemon fetches for itself."""
@@ -332,49 +330,13 @@ class Machine:
             if scheme_of(assignment.spec.artifact.source) != "ollama"
         }
 
-    async def _inspect_until_known(self, key: ObjectKey) -> None:
-        """Inspect a Model until that succeeds or fails for good; after each try, update its status and decide again.
-
-        The pause between two tries grows, and is at least what the source asks for.
-        """
-        failures = 0
-        while True:
-            try:
-                self.models[key] = await self._inspect_once(self.models[key])
-            except ArtifactError as error:
-                self.models[key] = desired.with_error(self.models[key], error)
-                log.warning("inspection_failed", model="/".join(key), reason=error.reason, error=error.message)
-                self._decide_again()
-                if not error.retryable:
-                    return
-                retry_after_seconds = error.retry_after_seconds
-            else:
-                self._decide_again()
-                return
-
-            failures += 1
-            pause_seconds = backoff_seconds(failures, first=_FIRST_RETRY_SECONDS, most=_LAST_RETRY_SECONDS)
-            await asyncio.sleep(max(pause_seconds, retry_after_seconds))
-
-    async def _inspect_once(self, model: Model) -> Model:
-        """Return the Model with the result of one inspection in its status. Raises ArtifactError if it fails.
-
-        A Model of Ollama's library is not inspected: Ollama pulls it, and the memory that its spec states is used.
-        """
-        if parse(model.spec.source).scheme == "ollama":
-            return desired.assume_ready(model)
-        inspection, source_problem = await self._inspector.inspect(model)
-        if source_problem:  # the facts are those of the stored weights
-            log.warning("source_not_asked", model=model.metadata.name, error=source_problem)
-        return desired.with_inspection(model, inspection, source_problem)
-
     async def _end_if_nothing_serves(self) -> None:
         """Set `failure` and the signal to stop, once the endpoint cannot be opened or no service will serve any more.
 
         A service may still serve if it has served before, or if its failure may pass without the user. Services
         that the user has suspended do not count.
         """
-        seen_changes, ever_served = -1, set[ObjectKey]()  # -1: less than any count
+        seen_changes = -1  # less than any count
         while not self.failure:
             seen_changes = await self.changes.wait_past(seen_changes)
             if self.exposure.problem:
@@ -386,8 +348,8 @@ class Machine:
                 if decision.problem is not None and decision.problem.phase == "Suspended":
                     continue
                 states = [runner.state for runner in self.list_replicas(key)]
-                ever_served.update(key for state in states if state.phase == "Ready")
-                failures[key.name] = "" if key in ever_served else desired.describe_failure(decision, states)
+                self.ever_served.update(key for state in states if state.phase == "Ready")
+                failures[key.name] = "" if key in self.ever_served else desired.describe_failure(decision, states)
 
             if failures and all(failures.values()):
                 self.failure = "; ".join(f"{name}: {failure}" for name, failure in failures.items())

@@ -62,6 +62,12 @@ class Manifests:
     skipped: list[str] = field(default_factory=list)
     """A line for each object in the files that only a cluster can use."""
 
+    def without(self, others: "Manifests") -> "Manifests":
+        """Return those Models and services that `others` does not have."""
+        models = {key: model for key, model in self.models.items() if key not in others.models}
+        services = {key: service for key, service in self.services.items() if key not in others.services}
+        return Manifests(models, services)
+
     def divide(self, memory_bytes: int, further: int = 0) -> int:
         """Return the equal part of the memory that each replica gets, if there are `further` ones beside these.
 

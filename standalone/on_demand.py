@@ -140,12 +140,7 @@ class OnDemandLoader:
         for name in plan.unload:
             self._note_unload(keys[name])
 
-        # A process that has ended, and is wanted again, is started by a new update.
-        has_ended = any(
-            runner.state.phase == "Stopped" and not runner.state.exists and runner.assignment.service in self._wanted
-            for runner in self._machine.runners.values()
-        )
-        if plan.load or plan.unload or has_ended or plan.too_large != self.too_large:
+        if plan.load or plan.unload or plan.too_large != self.too_large:
             self.too_large = plan.too_large
             self._machine.run_wanted()
         return plan.next_seconds

@@ -96,13 +96,14 @@ def build_row(
         phase = worst.phase
     if ready and not answers:  # the proxy does not know the loaded engine yet
         phase, detail = "Starting", "loaded; waiting for the endpoint"
-    if phase == "Ready" and decision.note:
-        detail = f"{detail}; {decision.note}" if detail else decision.note
+    notes = [detail, decision.note if phase == "Ready" else ""]
+    if decision.problem is not None:  # of an edit: the replicas are those from before
+        notes.append(f"the last edit is not served: {decision.problem.message}")
 
     return Row(
         service=name,
         phase=phase,
-        detail=detail,
+        detail="; ".join(filter(None, notes)),
         memory=size_text(sum(measured)) if measured else "",
         tokens_per_second="" if tokens_per_second is None else f"{tokens_per_second:,.0f}",
         requests=_describe_requests(stats) if stats else "",

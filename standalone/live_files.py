@@ -1,0 +1,124 @@
+"""Follow changes of the files that `pomona up` serves: what is valid is served, and what is not changes nothing.
+
+Folders are watched, not files: editors and tools put a new file in place of the old one. A file is read again after
+any event in its folder, which costs little, so that no event has to be understood.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+from watchfiles import awatch
+
+from controller.models.served import list_companions
+from kube.resources import ObjectKey
+from standalone.manifests import ManifestError, Manifests, load_manifests
+
+_DEBOUNCE_MILLISECONDS: Final = 100
+"""A program that writes several files, or one in several steps, has ended within it."""
+_STEP_MILLISECONDS: Final = 20
+_WATCH_AGAIN_SECONDS: Final = 2.0
+
+log = structlog.get_logger()
+
+
+class LiveFiles:
+    """The manifests of `paths`, files and folders.
+
+    Args:
+        paths: as the user gave them.
+        further: Models and services that are not from files, which stay.
+        served: the manifests that are served now.
+        replace: serves other manifests from now on.
+        report: prints a line for the user.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        further: Manifests,
+        served: Manifests,
+        *,
+        replace: Callable[[Manifests], None],
+        report: Callable[[str], None],
+    ) -> None:
+        """Read no file before `run`."""
+        self._paths, self._further = paths, further
+        self._served, self._replace, self._report = served, replace, report
+        self._last_problems: Sequence[str] = ()
+
+    async def run(self) -> None:
+        """Read the files after each change, until cancelled."""
+        async for _ in _watch({path if path.is_dir() else path.parent for path in self._paths}):
+            try:
+                found = await asyncio.to_thread(load_manifests, self._paths)
+                manifests = merge_manifests(found, self._further)
+            except ManifestError as error:
+                self._report_problems(error.problems)
+                continue
+            self._last_problems = ()
+            if change := describe_change(self._served, manifests):
+                log.info("files_changed", change=change)
+                self._served = manifests
+                self._replace(manifests)
+                self._report(f"files changed: {change}")
+
+    def _report_problems(self, problems: Sequence[str]) -> None:
+        """Print the problems of the files, once."""
+        if problems == self._last_problems:
+            return
+        self._last_problems = problems
+        for problem in problems:
+            self._report(problem)
+        self._report("the files have errors: what was served before serves on")
+
+
+async def _watch(folders: Collection[Path]) -> AsyncIterator[None]:
+    """Yield after each change in the folders; after one of them was away, too, as another may be in its place."""
+    while True:
+        try:
+            watching = awatch(
+                *folders,
+                debounce=_DEBOUNCE_MILLISECONDS,
+                step=_STEP_MILLISECONDS,
+                recursive=False,
+                ignore_permission_denied=True,
+                watch_filter=None,
+            )
+            async for _ in watching:
+                yield
+        except OSError as error:
+            log.warning("files_not_watched", error=str(error))
+        await asyncio.sleep(_WATCH_AGAIN_SECONDS)
+        yield
+
+
+def merge_manifests(found: Manifests, further: Manifests) -> Manifests:
+    """Return the manifests of the files and further ones. Raises ManifestError: a name is in both."""
+    names = {key.name for key in further.services}
+    if taken := sorted(key.name for key in found.services if key.name in names):
+        problem = f"InferenceService {taken[0]}: the name is taken by a source of --model: rename it in the file"
+        raise ManifestError([problem])
+    return Manifests(found.models | further.models, found.services | further.services, found.skipped)
+
+
+def describe_change(before: Manifests, after: Manifests) -> str:
+    """Return which services are added, edited and removed; "" if none is. A service is edited with its Models, too."""
+    added = [key.name for key in after.services if key not in before.services]
+    removed = [key.name for key in before.services if key not in after.services]
+    edited = [
+        key.name
+        for key in after.services
+        if key in before.services and _list_parts(before, key) != _list_parts(after, key)
+    ]
+    named = {"added": added, "edited": edited, "removed": removed}
+    return ", ".join(f"{verb} {', '.join(names)}" for verb, names in named.items() if names)
+
+
+def _list_parts(manifests: Manifests, key: ObjectKey) -> list[object]:
+    """Return a service and the Models that it names."""
+    service = manifests.services[key]
+    names = [service.spec.model_ref, *(companion.name for companion in list_companions(service.spec))]
+    return [service, *(manifests.models.get(ObjectKey(key.namespace, name)) for name in names)]
