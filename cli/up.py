@@ -141,14 +141,14 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
             )
         console = Console(stderr=question is not None)
         asking = asyncio.create_task(_ask_and_stop(machine, question)) if question is not None else None
-        beside = [asyncio.create_task(work) for work in _list_work_beside(machine, console, demand, of_files)]
-        beside += [asking] if asking else []
+        beside = {asyncio.create_task(work) for work in _list_work_beside(machine, console, demand, of_files)}
         try:
             await machine.run()
         finally:
-            for task in beside:
+            ending = [*beside, asking] if asking else [*beside]
+            for task in ending:
                 task.cancel()
-            await asyncio.wait(beside)
+            await asyncio.wait(ending)
 
         # 3. Report how it ended.
         if not signals.hand_over.is_set():
