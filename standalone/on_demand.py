@@ -216,10 +216,12 @@ class OnDemandLoader:
 
     def _note_load(self, key: ObjectKey) -> None:
         """Want a model, and note when its load has begun."""
+        log.info("model_loads", service=str(key))
         self._wanted.add(key)
         self._times[key].load_began, self._times[key].is_loading = time.monotonic(), True
 
     def _note_unload(self, key: ObjectKey) -> None:
         """Want a model no more, and note when its end has begun."""
+        log.info("model_unloads", service=str(key))
         self._wanted.discard(key)
         self._times[key].end_began, self._times[key].is_ending = time.monotonic(), True

@@ -16,8 +16,9 @@ from crds.size import size_text
 
 PATIENCE_SECONDS: Final = 20.0
 """Time for which requests wait while the models in their way serve others; swaps that come before add to it."""
-_LINGER_SECONDS: Final = 5.0
-"""Longest time without a request in which the next one of the same conversation is probably near."""
+_LEAST_LINGER_SECONDS: Final = 1.0
+_MOST_LINGER_SECONDS: Final = 5.0
+"""Limits of the time without a request in which the next one of the same conversation is probably near."""
 
 Stage = Literal["unloaded", "loading", "loaded", "unloading"]
 
@@ -52,7 +53,7 @@ class OnDemandModel:
     @property
     def linger_seconds(self) -> float:
         """Time without a request after which it counts as unused: to load it again takes as long."""
-        return min(self.load_seconds, _LINGER_SECONDS)
+        return min(max(self.load_seconds, _LEAST_LINGER_SECONDS), _MOST_LINGER_SECONDS)
 
     @property
     def is_unused(self) -> bool:
