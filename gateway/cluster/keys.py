@@ -5,14 +5,13 @@ asks follows from the key alone: no header and no field of a request changes it.
 """
 
 import asyncio
-import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from crds.gatewaykey import GatewayKeySpec, digest_key, may_use, read_expiry_seconds
+from crds.gatewaykey import GatewayKeySpec, may_use, read_expiry_seconds
 from crds.gatewayquota import GatewayQuotaSpec
 from crds.modelroute import may_lead, split_service
 from gateway.cluster.admission import Admissions, KeyAdmission
@@ -24,7 +23,7 @@ from gateway.cluster.usage import KeyTotal
 from gateway.cluster.watched_objects import RouteTarget, WatchedKey, WatchedQuota, WatchedRoute, get_part
 from gateway.http.headers import Headers
 from gateway.proxy import errors
-from gateway.proxy.inference_head import read_credentials
+from gateway.proxy.inference_head import read_key_digest
 from gateway.proxy.service import RequestedModel, Service, add_adapters
 from kube.client import Obj
 from kube.resources import GATEWAY_KEYS, GATEWAY_QUOTAS, INFERENCE_SERVICES, ObjectKey, Resource, object_key
@@ -242,6 +241,7 @@ class KeyTable:
     """
 
     name = "the gateway"
+    web_origins = None
 
     def __init__(self, store: Store, catalog: Catalog, admissions: Admissions, is_complete: Callable[[], bool]) -> None:
         self.keys: dict[ObjectKey, ClientKey] = {}
@@ -265,7 +265,7 @@ class KeyTable:
         """Return the credential that a client has sent. Raises RequestError, also while not all is listed."""
         if not self._is_complete():
             raise errors.service_unavailable("the gateway")
-        credentials = self._by_digest.get(_read_digest(headers))
+        credentials = self._by_digest.get(read_key_digest(headers))
         if credentials is None or credentials[0].valid_until <= time.time():
             raise errors.invalid_gateway_key()
         return credentials[0]
@@ -343,12 +343,6 @@ class KeyTable:
             del self._by_digest[digest]
         for request in tuple(revoked.running):
             request.interrupt("key_revoked", errors.key_revoked(key.name))
-
-
-@functools.lru_cache(maxsize=256)
-def _read_digest(headers: Headers) -> str:
-    """Return the digest of the key in the header fields, which equal heads share."""
-    return digest_key(read_credentials(headers).decode(errors="replace"))
 
 
 def list_valid_digests(key: WatchedKey, now: float) -> dict[str, float]:

@@ -65,6 +65,8 @@ class Exchange:
         """The connection takes another request after this one."""
         self.is_replaceable = False
         """The connection may be closed for a new one in spite of this request: anybody may ask, such as for metrics."""
+        self.further_fields = b""
+        """The lines of header fields that the response has besides its own, whatever it is."""
 
         # The state of the response, set by the methods below.
         self.started = False
@@ -139,8 +141,8 @@ class Exchange:
         self.started = True
         # What is left of a body that was not read would be taken for the next request.
         self.keep_alive = self.keep_alive and self.body_complete
-        line = _status_line(status, int(time.time()))
-        return line + fields if self.keep_alive else line + fields + _CLOSE
+        lines = _status_line(status, int(time.time())) + fields + self.further_fields
+        return lines if self.keep_alive else lines + _CLOSE
 
 
 @dataclass(frozen=True, slots=True)

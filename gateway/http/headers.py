@@ -1,7 +1,7 @@
 """The header fields of a message: in the order and spelling in which they came, found by name without case."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 Field = tuple[bytes, bytes]
 """Name and value."""
@@ -13,6 +13,7 @@ HOP_BY_HOP = frozenset(
 """Fields, in lower case, that belong to one connection and are never forwarded."""
 
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE | re.ASCII)
+_PORT = re.compile(r":\d*$", re.ASCII)
 
 
 class Headers:
@@ -64,10 +65,31 @@ def encode_fields(fields: Iterable[Field]) -> bytes:
 
 
 def is_from_local_program(headers: Headers) -> bool:
-    """Decide whether a program of this machine sent the request, and not a web page in a browser of this machine.
+    """Decide whether a program of this machine sent the request, and not a web page in a browser of this machine."""
+    return find_foreign_field(headers) is None
+
+
+def find_foreign_field(
+    headers: Headers, hosts: Collection[str] = (), origins: Collection[str] = ()
+) -> tuple[str, str] | None:
+    """Return the field that no local program sends, `Host` or `Origin`, and its value; None: the request is of one.
 
     A page of another origin sends that origin. A page whose own host name was made to resolve to this address (DNS
     rebinding) still sends that host name.
+
+    Args:
+        headers: the request's.
+        hosts: further names of this machine, in lower case, that local programs use.
+        origins: the origins of web pages that may ask all the same.
     """
-    origin = headers.get("Origin").removeprefix("http://")
-    return bool(_LOCAL_HOST.fullmatch(headers.get("Host"))) and (not origin or bool(_LOCAL_HOST.fullmatch(origin)))
+    host, origin = headers.get("Host"), headers.get("Origin")
+    if not _LOCAL_HOST.fullmatch(host) and remove_port(host).lower() not in hosts:
+        return "Host", host
+    if origin and not _LOCAL_HOST.fullmatch(origin.removeprefix("http://")) and origin not in origins:
+        return "Origin", origin
+    return None
+
+
+def remove_port(host: str) -> str:
+    """Return the name or address of a Host field."""
+    return _PORT.sub("", host)

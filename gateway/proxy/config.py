@@ -6,12 +6,24 @@ versions: names in JSON never change, and new fields have defaults.
 """
 
 import ipaddress
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
+HOST_PATTERN: Final = r"^(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)$"
+"""A name or address in a Host field, in lower case and without a port."""
+ORIGIN_PATTERN: Final = r"^[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?$"
+"""An origin of web pages, as browsers send it."""
+EVERY_ORIGIN: Final = "*"
+KEY_NAME_PATTERN: Final = "^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+"""The name of an API key, which is a label of metrics."""
+MOST_KEYS: Final = 1000
+_MOST_NAMES: Final = 1000
+
 _Port = Annotated[int, Meta(ge=0, le=65535)]
+_HostName = Annotated[str, Meta(pattern=HOST_PATTERN, max_length=253)]
+_Origin = Annotated[str, Meta(pattern=rf"^\*$|{ORIGIN_PATTERN}", max_length=512)]
 
 
 class BackendAdapter(msgspec.Struct, frozen=True, rename="camel"):
@@ -93,22 +105,35 @@ class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):
         return f"ServiceListener({self.name!r}, {self.address!r}, {self.port}, token=..., backends={self.backends!r})"
 
 
+class RouterKey(msgspec.Struct, frozen=True, rename="camel"):
+    """A key of clients of the router, which is recognised by its digest."""
+
+    name: Annotated[str, Meta(pattern=KEY_NAME_PATTERN)]
+    """Its name in log and metrics."""
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
 class RouterListener(msgspec.Struct, frozen=True, rename="camel"):
     """One more listener, for all services: the `model` in the request's body selects the service.
 
-    Without a token it listens on loopback only, and serves programs of this machine, but no web pages in its browser.
+    Without keys it listens on loopback only, and serves programs of this machine, but no web pages in its browser.
     """
 
     address: str
     port: _Port
-    token: Annotated[str, Meta(min_length=1)] | None = None
+    keys: Annotated[tuple[RouterKey, ...], Meta(max_length=MOST_KEYS)] = ()
+    """The keys of which each client needs one; empty: none is needed."""
+    allowed_hosts: Annotated[tuple[_HostName, ...], Meta(max_length=_MOST_NAMES)] = ()
+    """Further names in the Host field that clients without a key may use."""
+    allowed_origins: Annotated[tuple[_Origin, ...], Meta(max_length=_MOST_NAMES)] = ()
+    """The origins whose web pages may ask and read the answers; `*`: all pages that have a key."""
 
     def __post_init__(self) -> None:
-        if self.token is None and not _is_loopback(self.address):
-            raise ValueError(f"a router on {self.address} needs a token: without one it may listen on 127.0.0.1 only")
-
-    def __repr__(self) -> str:
-        return f"RouterListener({self.address!r}, {self.port}, token={'...' if self.token else None})"
+        if not self.keys and not is_loopback(self.address):
+            raise ValueError(f"a router on {self.address} needs keys: without any it may listen on 127.0.0.1 only")
+        if not self.keys and EVERY_ORIGIN in self.allowed_origins:
+            raise ValueError("a router for the pages of every origin needs keys: any web page could use it")
+        _check_unique("key", [key.name for key in self.keys])
 
 
 class Tls(msgspec.Struct, frozen=True, rename="camel"):
@@ -224,7 +249,8 @@ class RequestsInFlight(msgspec.Struct, frozen=True, rename="camel"):
     in_flight: int
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Decide whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -3,6 +3,7 @@
 Engines use other forms: llama.cpp sends numbers as codes, mlx_lm and Ollama a plain text, oMLX FastAPI's details.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Final
@@ -10,7 +11,9 @@ from typing import Final
 import msgspec
 
 from crds.modelroute import Cause
+from gateway.http.headers import remove_port
 from gateway.proxy import paths
+from gateway.proxy.config import HOST_PATTERN, ORIGIN_PATTERN
 from runtimes.engine_errors import judge_error, read_error
 from runtimes.registry import find_runtime
 
@@ -109,9 +112,29 @@ def key_revoked(key: str) -> RequestError:
     return RequestError(HTTPStatus.UNAUTHORIZED, "key_revoked", message, _REFUSED_KEY)
 
 
-def foreign_origin() -> RequestError:
-    """403: a web page, or a client that uses another name of this machine, at a router without a token."""
-    message = "without a token only programs on this machine are served, under localhost or 127.0.0.1, and no web pages"
+def invalid_router_key() -> RequestError:
+    """401: no key, or one that is not in the file of `pomona up`."""
+    message = (
+        "the key is missing or wrong: send one of the file of `pomona up --api-key` as a bearer token or in X-Api-Key"
+    )
+    return RequestError(HTTPStatus.UNAUTHORIZED, "invalid_api_key", message, _REFUSED_KEY)
+
+
+def foreign_origin(field: str, value: str) -> RequestError:
+    """403: a web page, or a client that uses another name of this machine; `field` is Host or Origin.
+
+    The value is named in an option only if it may be one, for people copy that.
+    """
+    stated = value.encode("ascii", "backslashreplace").decode()[:_LONGEST_TEXT]
+    if field == "Host":
+        host = remove_port(value).lower()
+        allowed = host if re.fullmatch(HOST_PATTERN, host, re.ASCII) else "NAME"
+        way = f"use localhost or 127.0.0.1, or start `pomona up` with --allow-host {allowed}, or with --api-key"
+    elif re.fullmatch(ORIGIN_PATTERN, value, re.ASCII):
+        way = f"start `pomona up` with --allow-origin {value}"
+    else:
+        way = "start `pomona up` with --api-key and --allow-origin '*'"
+    message = f"the {field} {stated!r} is not served: {way}"
     return RequestError(HTTPStatus.FORBIDDEN, "foreign_origin", message)
 
 

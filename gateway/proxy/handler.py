@@ -6,6 +6,7 @@ from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.control_messages import JSON_FIELDS
 from gateway.http.exchange import Exchange, RequestHandling
 from gateway.proxy import errors, paths
+from gateway.proxy.cors import is_preflight, render_cors_fields, render_preflight_fields
 from gateway.proxy.engine_metrics import PodReports
 from gateway.proxy.errors import RequestError
 from gateway.proxy.inference_head import read_inference_head
@@ -24,7 +25,12 @@ def handle_requests(router: ListenerRouter, shared: SharedResources, pod: PodRep
         and `pod`, the reports of a pod's proxy; None: this is the proxy of a host.
         """
         head = exchange.head
+        if router.web_origins:
+            exchange.further_fields = render_cors_fields(head.headers, router.web_origins)
         try:
+            if router.web_origins is not None and is_preflight(head):
+                exchange.respond(200, render_preflight_fields(head.headers, router.web_origins), b"")
+                return None
             if head.method == "GET" and b"websocket" in head.headers.offered_protocols():
                 exchange.keep_alive = False
                 raise errors.websocket_not_served()

@@ -8,7 +8,8 @@ import hmac
 import re
 from typing import Final, NamedTuple
 
-from gateway.http.headers import HOP_BY_HOP, Headers, is_from_local_program
+from crds.gatewaykey import digest_key
+from gateway.http.headers import HOP_BY_HOP, Headers
 from gateway.http.request_head import RequestHead
 from gateway.proxy import errors, paths
 from gateway.proxy.content_coding import read_coding
@@ -23,6 +24,8 @@ _VALID_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
     *(b"content-length", b"authorization", b"x-api-key", b"host", b"expect", b"accept-encoding", b"x-request-id"),
     *(b"content-encoding", b"x-conversation-id"),
+    # Whether a web page may ask is decided here; an engine such as Ollama would refuse its origin by rules of its own.
+    b"origin",
     # Credentials for others, which a browser or a proxy in front of this one adds.
     *(b"cookie", b"api-key", b"x-forwarded-access-token", b"x-auth-request-access-token"),
 }
@@ -61,17 +64,9 @@ def read_inference_head(head: RequestHead) -> InferenceHead | None:
     )
 
 
-def authorize(headers: Headers, tokens: tuple[str, ...] | None) -> None:
-    """Raise RequestError unless the request has a token or, without any, comes from a program of this machine.
-
-    Args:
-        headers: the request's.
-        tokens: the valid tokens, which are several while one replaces another; None: none is needed.
-    """
-    if tokens is None:
-        if not is_from_local_program(headers):
-            raise errors.foreign_origin()
-    elif not _has_token(headers, tokens):
+def authorize(headers: Headers, tokens: tuple[str, ...]) -> None:
+    """Raise RequestError unless the request has a token; several are valid while one replaces another."""
+    if not _has_token(headers, tokens):
         raise errors.invalid_api_key()
 
 
@@ -81,6 +76,12 @@ def read_credentials(headers: Headers) -> bytes:
     if credentials[: len(_BEARER)].lower() == _BEARER:
         return credentials[len(_BEARER) :].strip()
     return (headers.value(b"x-api-key") or b"").strip()
+
+
+@functools.lru_cache(maxsize=256)
+def read_key_digest(headers: Headers) -> str:
+    """Return the digest of the key in the header fields, which equal heads share."""
+    return digest_key(read_credentials(headers).decode(errors="replace"))
 
 
 def _has_token(headers: Headers, tokens: tuple[str, ...]) -> bool:

@@ -400,7 +400,7 @@ class InferenceRequest:
     def stop(self) -> None:
         """Answer with an error, or end a stream with one, because the proxy stops."""
         name = self._service.title if self._service else self.router.name
-        self.interrupt("stopped", errors.gateway_stopped() if self.router.key else errors.replica_stopped(name))
+        self.interrupt("stopped", errors.gateway_stopped() if self.router.namespace else errors.replica_stopped(name))
 
     def interrupt(self, reason: str, error: RequestError) -> None:
         """End the work, and answer with an error, or end a stream with one; `reason` is for metrics and log."""

@@ -212,7 +212,7 @@ class Listeners:
                 self.services[service.name] = Service(service, self.in_flight, self.demand.note_waiting)
 
         # 2. What follows from them: the way to a service by model, and the services and the health of the backends.
-        self._model_router.configure(config.router.token if config.router else None, self.services)
+        self._model_router.configure(config.router, self.services)
         self._services_by_backend = {
             backend.uid: self.services[service.name] for service in config.services for backend in service.backends
         }

@@ -43,8 +43,11 @@ _LABELED_COUNTERS: Final = {
         ("cause",),
         "Requests that went on to another service of their route, which counts them, by cause.",
     ),
+    "key_requests": ("key_requests_total", ("key",), "Requests by the name of the client's key."),
 }
 """By attribute of `ServiceMetrics`: name, the labels that its keys are the values of, and description."""
+_RARE_COUNTERS: Final = frozenset({"fallbacks", "key_requests"})
+"""Those of them that most proxies do not have: only a gateway has routes, and only `pomona up` keys of this kind."""
 _COUNTERS: Final = {
     "prompt_tokens": ("prompt_tokens_total", "Tokens of prompts, as engines report them."),
     "generated_tokens": ("generated_tokens_total", "Generated tokens, as engines report them."),
@@ -102,6 +105,8 @@ class ServiceMetrics:
         """By reason."""
         self.fallbacks: Counter[str] = Counter()
         """By cause."""
+        self.key_requests: Counter[str] = Counter()
+        """By the name of the key, where clients have keys for the router."""
         self.prompt_tokens = 0
         self.generated_tokens = 0
         # By these two, the speed of an engine that works on one request only.
@@ -130,8 +135,8 @@ def list_series(services: Mapping[str, "Service"], prefix: str) -> Iterator[str]
 
     # 1. Counters with a series for each key of a Counter.
     for attribute, (short_name, label_names, description) in _LABELED_COUNTERS.items():
-        if attribute == "fallbacks" and not any(service.metrics.fallbacks for _, service in labeled):
-            continue  # only a gateway has routes
+        if attribute in _RARE_COUNTERS and not any(getattr(service.metrics, attribute) for _, service in labeled):
+            continue
         name = f"{prefix}_{short_name}"
         yield _family_head(name, description, "counter")
         for labels, service in labeled:

@@ -5,12 +5,13 @@ The router of a gateway, where each key has services of its own, is in `gateway.
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.http.headers import Headers
+from gateway.http.headers import Headers, find_foreign_field
 from gateway.proxy import errors
-from gateway.proxy.inference_head import authorize
+from gateway.proxy.config import RouterListener
+from gateway.proxy.inference_head import authorize, read_key_digest
 from gateway.proxy.service import RequestedModel, Service, ServiceAdapter, add_adapters
 from gateway.proxy.token_counts import TokenCount
 
@@ -49,7 +50,7 @@ class Router(Protocol):
 
     @property
     def key(self) -> str:
-        """The client's key in the log, `<namespace>/<name>`; empty: it has none of its own."""
+        """The client's key in the log: of a gateway `<namespace>/<name>`; empty: it has none of its own."""
 
     def services(self) -> Mapping[str, RequestedModel]:
         """Return the services, adapters and routes, by the model name that clients use."""
@@ -82,6 +83,10 @@ class ListenerRouter(Protocol):
     @property
     def is_serving(self) -> bool:
         """True if the listener is healthy: requests are taken."""
+
+    @property
+    def web_origins(self) -> Collection[str] | None:
+        """The origins whose web pages may ask, or `*` for all; None: the listener is not for browsers."""
 
     def authorize(self, headers: Headers) -> Router:
         """Return the router for the client of a request, by its header fields. Raises RequestError."""
@@ -116,6 +121,7 @@ class SingleServiceRouter(_UnlimitedRouter):
     """
 
     keeps_open = False
+    web_origins = None
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -160,8 +166,12 @@ class ModelRouter(_UnlimitedRouter):
     keeps_open = True
 
     def __init__(self) -> None:
-        self._tokens: tuple[str, ...] | None = None
-        """The router's token, which is valid for every service; None admits programs of this machine only."""
+        self._keys: Mapping[str, ApiKeyRouter] = {}
+        """The router for clients of each key, by its digest; empty: programs of this machine need none."""
+        self._hosts: Collection[str] = ()
+        """Further names of this machine that its programs use."""
+        self.web_origins: Collection[str] = ()
+        """The origins whose web pages may ask, or `*` for all."""
         self._by_name: Mapping[str, Service] = {}
         """By the full name, `<namespace>/<service>`."""
         self._by_model: Mapping[str, Service] = {}
@@ -169,12 +179,14 @@ class ModelRouter(_UnlimitedRouter):
         self._listed: Mapping[str, Service | ServiceAdapter] = {}
         """The same services, and their adapters."""
 
-    def configure(self, token: str | None, services: Mapping[str, Service]) -> None:
-        """Route to `services`, as they are configured now, for clients with `token`.
+    def configure(self, listener: RouterListener | None, services: Mapping[str, Service]) -> None:
+        """Route to `services`, as they are configured now, for the clients that `listener` admits; None: there is none.
 
         A service is listed by its model, the name without its namespace, if no other service has the same one.
         """
-        self._tokens = None if token is None else (token,)
+        if listener:
+            self._keys = {key.sha256: ApiKeyRouter(self, key.name) for key in listener.keys}
+            self._hosts, self.web_origins = frozenset(listener.allowed_hosts), frozenset(listener.allowed_origins)
         self._by_name = dict(services)
         counts = Counter(service.model for service in services.values())
         self._by_model = {
@@ -193,8 +205,14 @@ class ModelRouter(_UnlimitedRouter):
         return list_served(self._listed)
 
     def authorize(self, headers: Headers) -> Router:
-        """Admit clients with the token or, if there is none, programs of this machine. Raises RequestError."""
-        authorize(headers, self._tokens)
+        """Admit clients with a key or, if there is none, programs of this machine. Raises RequestError."""
+        if self._keys:
+            # By its digest, so that the time shows nothing of a key that nearly matches.
+            if client_router := self._keys.get(read_key_digest(headers)):
+                return client_router
+            raise errors.invalid_router_key()
+        if foreign := find_foreign_field(headers, self._hosts, self.web_origins):
+            raise errors.foreign_origin(*foreign)
         return self
 
     def services(self) -> Mapping[str, Service | ServiceAdapter]:
@@ -212,3 +230,31 @@ class ModelRouter(_UnlimitedRouter):
         if service is None:
             raise errors.model_not_found(model, self.listed_names())
         return service.find_adapter(model, adapter)
+
+
+class ApiKeyRouter(_UnlimitedRouter):
+    """The services of a ModelRouter for the clients of one key, which log and metrics name."""
+
+    def __init__(self, router: ModelRouter, key: str) -> None:
+        self._router = router
+        self.name = router.name
+        self.keeps_open = router.keeps_open
+        self.key = key
+        """The name of the key."""
+
+    def services(self) -> Mapping[str, RequestedModel]:
+        """Return all services and adapters."""
+        return self._router.services()
+
+    def listed_names(self) -> list[str]:
+        """Return the names of the services and adapters that take requests."""
+        return self._router.listed_names()
+
+    def find_model(self, model: str | None) -> RequestedModel:
+        """Return the service or adapter of that name. Raises RequestError."""
+        return self._router.find_model(model)
+
+    def admit(self, request: "InferenceRequest", service: Service) -> None:
+        """Admit each request, and count it for its key."""
+        del request
+        service.metrics.key_requests[self.key] += 1

@@ -4,14 +4,24 @@ import pytest
 
 from gateway.http.headers import Headers
 from gateway.proxy import inference_head
-from gateway.proxy.config import ServiceListener
+from gateway.proxy.config import RouterListener, ServiceListener
 from gateway.proxy.errors import RequestError
+from gateway.proxy.router import ModelRouter
 
 
 def authorize(headers: dict[str, str], *tokens: str) -> None:
-    """Authorize a request; without tokens the listener needs none."""
-    sent = Headers((name.encode(), value.encode()) for name, value in headers.items())
-    inference_head.authorize(sent, tokens or None)
+    inference_head.authorize(_read_headers(headers), tokens)
+
+
+def authorize_local(headers: dict[str, str], hosts: tuple[str, ...] = (), origins: tuple[str, ...] = ()) -> None:
+    """Authorize a request to a router without keys."""
+    router = ModelRouter()
+    router.configure(RouterListener("127.0.0.1", 1, allowed_hosts=hosts, allowed_origins=origins), {})
+    assert router.authorize(_read_headers(headers)) is router
+
+
+def _read_headers(headers: dict[str, str]) -> Headers:
+    return Headers((name.encode(), value.encode(errors="surrogateescape")) for name, value in headers.items())
 
 
 def test_token_that_was_replaced_admits_until_its_end() -> None:
@@ -48,15 +58,47 @@ def test_any_other_header_is_refused_without_a_name_of_what_is_served(headers: d
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8080", "127.0.0.1:8080", "127.1.2.3", "[::1]:8080"])
-def test_listener_without_a_token_admits_programs_of_this_machine(host: str) -> None:
-    authorize({"Host": host})
-    authorize({"Host": host, "Origin": "http://localhost:3000"})
+def test_router_without_keys_admits_programs_of_this_machine(host: str) -> None:
+    authorize_local({"Host": host})
+    authorize_local({"Host": host, "Origin": "http://localhost:3000"})
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"Host": "evil"}, {"Host": "127.0.0.\u0661"}, {"Host": "localhost", "Origin": "https://evil"}]
+    ("headers", "refusal"),
+    [
+        ({}, "the Host '' is not served: use localhost or 127.0.0.1, or start `pomona up` with --allow-host NAME, or"),
+        ({"Host": "Evil:80"}, "the Host 'Evil:80' is not served: .* --allow-host evil, or with --api-key"),
+        ({"Host": "$(id)"}, "--allow-host NAME"),
+        ({"Host": "127.0.0.\u0661"}, "--allow-host NAME"),
+        ({"Host": "\udcff"}, "--allow-host NAME"),
+        ({"Host": "[fe80::1]:80"}, r"--allow-host \[fe80::1\], or"),
+        (
+            {"Host": "localhost", "Origin": "https://evil:8443"},
+            "the Origin 'https://evil:8443' is not served: start `pomona up` with --allow-origin https://evil:8443$",
+        ),
+        ({"Host": "localhost", "Origin": "null"}, r"with --api-key and --allow-origin '\*'$"),
+        ({"Host": "localhost", "Origin": "http://a b"}, r"with --api-key and --allow-origin '\*'$"),
+    ],
 )
-def test_listener_without_a_token_refuses_foreign_names_and_pages(headers: dict[str, str]) -> None:
-    with pytest.raises(RequestError, match="no web pages") as refused:
-        authorize(headers)
-    assert refused.value.status == 403
+def test_router_without_keys_refuses_foreign_names_and_pages_with_the_way_out(
+    headers: dict[str, str], refusal: str
+) -> None:
+    with pytest.raises(RequestError, match=refusal) as refused:
+        authorize_local(headers)
+    assert (refused.value.status, refused.value.code) == (403, "foreign_origin")
+    assert refused.value.body
+
+
+def test_allowed_names_and_origins_are_admitted_without_a_key() -> None:
+    hosts, origins = ("host.docker.internal", "[fe80::1]"), ("https://chat.example",)
+    authorize_local({"Host": "Host.Docker.Internal:8080"}, hosts)
+    authorize_local({"Host": "[fe80::1]:8080"}, hosts)
+    authorize_local({"Host": "localhost", "Origin": "https://chat.example"}, hosts, origins)
+    for headers in (
+        {"Host": "host.docker.internal.evil"},
+        {"Host": "host.docker.internal", "Origin": "https://evil"},
+        {"Host": "localhost", "Origin": "https://chat.example:1"},
+        {"Host": "evil", "Origin": "https://chat.example"},
+    ):
+        with pytest.raises(RequestError):
+            authorize_local(headers, hosts, origins)

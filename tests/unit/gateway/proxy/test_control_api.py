@@ -22,6 +22,7 @@ from gateway.proxy.config import (
     ProxyConfig,
     ProxyState,
     RequestsInFlight,
+    RouterKey,
     RouterListener,
     ServiceDemand,
     ServiceListener,
@@ -62,7 +63,13 @@ CONFIG = ProxyConfig(
             problem="no",
         ),
     ),
-    router=RouterListener(address="127.0.0.1", port=18001, token="r"),
+    router=RouterListener(
+        address="127.0.0.1",
+        port=18001,
+        keys=(RouterKey(name="phone", sha256="0" * 64),),
+        allowed_hosts=("host.docker.internal",),
+        allowed_origins=("https://chat.example",),
+    ),
     tls=Tls(certificate="/c.pem", key="/k.pem"),
 )
 CONFIG_JSON = {
@@ -96,7 +103,13 @@ CONFIG_JSON = {
             "problem": "no",
         }
     ],
-    "router": {"address": "127.0.0.1", "port": 18001, "token": "r"},
+    "router": {
+        "address": "127.0.0.1",
+        "port": 18001,
+        "keys": [{"name": "phone", "sha256": "0" * 64}],
+        "allowedHosts": ["host.docker.internal"],
+        "allowedOrigins": ["https://chat.example"],
+    },
     "tls": {"certificate": "/c.pem", "key": "/k.pem"},
 }
 STATE = ProxyState(

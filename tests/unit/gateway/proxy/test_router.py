@@ -14,7 +14,7 @@ def test_table_of_models_is_built_for_a_configuration_and_not_for_a_request() ->
         name: Service(make_service(name=name), InFlight(lambda _: None)) for name in ("a/chat", "b/chat", "a/code")
     }
     router = ModelRouter()
-    router.configure("token", services)
+    router.configure(None, services)
     table = router.services()
     assert sorted(table) == ["a/chat", "b/chat", "code"]
     assert router.find_model("code") is router.find_model("a/code") is services["a/code"]
@@ -22,5 +22,5 @@ def test_table_of_models_is_built_for_a_configuration_and_not_for_a_request() ->
         router.find_model("chat")
     assert router.services() is table
     del services["b/chat"]
-    router.configure("token", services)
+    router.configure(None, services)
     assert router.find_model("chat") is services["a/chat"]

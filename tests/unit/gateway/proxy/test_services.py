@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
-from gateway.http.control_client import ControlRefusedError
 from gateway.proxy import errors
 from gateway.proxy.config import Backend, ProxyConfig, RouterListener, ServiceStats
 from tests.support.eventually import eventually
@@ -261,50 +260,6 @@ async def test_router_lists_the_models_that_are_served_also_in_its_errors(
         assert response.status == 503
     async with http.get(f"{router}/health") as response:
         assert response.status == 200
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Host": "evil.example"},
-        {"Host": "localhost.evil.example:80"},
-        {"Origin": "http://127.0.0.1.evil.example"},
-    ],
-)
-async def test_web_page_cannot_use_a_router_without_a_token(
-    http: aiohttp.ClientSession, router: str, headers: dict[str, str]
-) -> None:
-    async with http.post(f"{router}/v1/completions", json={"model": "chat"}, headers=headers) as response:
-        assert (response.status, error_code(await response.json())) == (403, "foreign_origin")
-
-
-async def test_router_without_a_token_must_listen_on_loopback(proxy: ProxyProcess) -> None:
-    with pytest.raises(ValueError, match=r"a router on 0\.0\.0\.0 needs a token"):
-        RouterListener("0.0.0.0", 8080)
-    with pytest.raises(ControlRefusedError, match="needs a token"):
-        await proxy.client.request("PUT", "/services", body=b'{"router": {"address": "10.0.0.1", "port": 0}}')
-
-
-async def test_router_with_a_token_accepts_that_token_and_no_service_token(
-    proxy: ProxyProcess, http: aiohttp.ClientSession
-) -> None:
-    async with fake_engine(echo_model) as backend:
-        config = ProxyConfig((make_service(backend),), RouterListener("127.0.0.1", 0, "router-token"))
-        state = await proxy.client.configure(config)
-        assert state.router
-        url = f"http://127.0.0.1:{state.router.port}"
-        async with post_chat(http, url) as response:
-            assert response.status == 401
-        async with post_chat(http, url, headers={"Authorization": "Bearer router-token"}) as response:
-            assert response.status == 200
-        changed = structs.replace(config, router=RouterListener("127.0.0.1", 0, "another"))
-        again = await proxy.client.configure(changed)
-        assert again.router
-        assert again.router.port == state.router.port
-        async with post_chat(http, url, headers={"Authorization": "Bearer router-token"}) as response:
-            assert response.status == 401
 
 
 # Metrics and logs
