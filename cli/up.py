@@ -16,14 +16,23 @@ from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from artifacts.source import SourceError
 from cli import log, outcome
-from cli.options import SIZE, allow_private_sources, default_state_folder, state_folder_option
+from cli.options import (
+    SIZE,
+    Parsed,
+    allow_private_sources,
+    default_state_folder,
+    gather_options,
+    state_folder_option,
+)
 from cli.output import escape_controls, show_raw
 from devices import host
+from devices.sockets import LOOPBACK
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.options import StartError
 from metal_agent.state_folder import HAND_OVER, own_folder
 from standalone import desired, manifests, single, view
 from standalone.ask import AskError, ask
+from standalone.client_access import ApiKey, ClientAccess, parse_address, parse_host, parse_origin, read_api_keys
 from standalone.live_files import LiveFiles
 from standalone.machine import Machine, StandaloneOptions, UserSignals
 from standalone.manifests import ManifestError, Manifests
@@ -40,6 +49,16 @@ class _Demand(NamedTuple):
     memory_budget: int | None
 
 
+def _build_access(
+    listen: str, api_key: tuple[ApiKey, ...] | None, allow_host: tuple[str, ...], allow_origin: tuple[str, ...]
+) -> ClientAccess:
+    """Return which clients are served. Raises click.UsageError: they would be all that reach this machine."""
+    try:
+        return ClientAccess(address=listen, keys=api_key or (), hosts=allow_host, origins=allow_origin)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
 @click.command("up")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option(
@@ -48,7 +67,37 @@ class _Demand(NamedTuple):
     multiple=True,
     help="Serve this source without a manifest: hf://, http(s):// or a path. Repeatable.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port on 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port of the endpoint.")
+@gather_options(
+    "access",
+    _build_access,
+    click.option(
+        "--listen",
+        type=Parsed("ADDRESS", parse_address),
+        default=LOOPBACK,
+        show_default=True,
+        help="Address of the endpoint: one of this machine, or 0.0.0.0 (all of IPv4) or :: (all of IPv6). "
+        "Other than loopback, it needs --api-key.",
+    ),
+    click.option(
+        "--api-key",
+        type=Parsed("FILE", read_api_keys),
+        help="Serve clients with a key of this file only, also on this machine. It has a line NAME KEY for each, and "
+        "mode 600; the log and metrics have the name.",
+    ),
+    click.option(
+        "--allow-host",
+        type=Parsed("NAME", parse_host),
+        multiple=True,
+        help="Serve clients without a key that call this machine so, such as host.docker.internal. Repeatable.",
+    ),
+    click.option(
+        "--allow-origin",
+        type=Parsed("ORIGIN", parse_origin),
+        multiple=True,
+        help="Let web pages of this origin ask, such as https://chat.example.com; with --api-key also '*'. Repeatable.",
+    ),
+)
 @state_folder_option
 @allow_private_sources
 @click.option("--memory-budget", type=SIZE, help="Maximum memory for all models together, such as 12GiB.")
@@ -58,6 +107,7 @@ def command(
     *,
     sources: tuple[str, ...],
     port: int,
+    access: ClientAccess,
     state_dir: Path | None,
     allowed_networks: Networks,
     memory_budget: int | None,
@@ -66,11 +116,12 @@ def command(
     """Serve the Models and InferenceServices of FILES on this machine, without a cluster.
 
     FILES are manifests as for `kubectl apply`, or folders of them, and are checked by the same rules. One OpenAI
-    endpoint on 127.0.0.1 serves them all: a request names the InferenceService in `model`. Ctrl-C waits for running
-    requests and stops everything; press it again to abort them, and to end soon whatever does not stop. A change of
-    FILES takes effect at once: what is valid is added, edited or removed, and nothing else notices; with an error, what
-    was served before serves on. It ends by itself, with exit code 1, when none of the services can be served.
-    The environment variable HF_TOKEN is the token for the hub, and HF_ENDPOINT is the URL of a mirror of the hub.
+    endpoint serves them all: a request names the InferenceService in `model`. Only programs of this machine reach it,
+    unless --listen, --api-key, --allow-host or --allow-origin let others in. Ctrl-C waits for running requests and
+    stops everything; press it again to abort them, and to end soon whatever does not stop. A change of FILES takes
+    effect at once: what is valid is added, edited or removed, and nothing else notices; with an error, what was served
+    before serves on. It ends by itself, with exit code 1, when none of the services can be served. The environment
+    variable HF_TOKEN is the token for the hub, and HF_ENDPOINT is the URL of a mirror of the hub.
 
     `pomona agent` on the same machine takes over the running engines and joins them to a cluster, without loading
     the models again.
@@ -92,7 +143,7 @@ def command(
             with _report_unusable_files(folder):
                 log.to_file(folder / "up.log")
             endpoint, token = outcome.read_endpoint(), outcome.read_hub_token()
-            options = StandaloneOptions(folder, port, endpoint, token, allowed_networks)
+            options = StandaloneOptions(folder, port, endpoint, token, allowed_networks, access)
             demand = _Demand(files, sources, question, memory_budget)
             served = asyncio.run(_serve(loaded, demand, options))
     except ManifestError as error:
@@ -225,7 +276,9 @@ async def _ask_and_stop(machine: Machine, question: str) -> bool:
     first_service = next(iter(machine.manifests.services))
     try:
         url, model = await machine.wait_until_reachable(first_service)
-        await ask(url, model, question, lambda text: print(show_raw(text), end="", flush=True))
+        keys = machine.exposure.access.keys
+        token = keys[0].secret if keys else ""
+        await ask(url, model, question, lambda text: print(show_raw(text), end="", flush=True), token)
         print(flush=True)
     except AskError as error:
         print(f"pomona up: {escape_controls(str(error))}", file=sys.stderr)

@@ -83,13 +83,13 @@ class _Chunk(msgspec.Struct):
     """Only in the last one, of an answer that failed; some engines send a plain text."""
 
 
-async def ask(url: str, model: str, question: str, show: Show) -> None:
-    """Send `question` to `model` at the base URL `url`, and show each piece of the answer.
+async def ask(url: str, model: str, question: str, show: Show, token: str = "") -> None:
+    """Send `question` to `model` at the base URL `url`, and show each piece of the answer; `token` is the API key.
 
     Raises:
         AskError: there is no answer, or it is incomplete.
     """
-    async with open_session() as session:
+    async with open_session(token=token) as session:
         await continue_chat(session, url, model, [ChatMessage("user", question)], show=show)
 
 

@@ -14,13 +14,14 @@ from msgspec import structs
 
 from devices.sockets import LOOPBACK
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
-from gateway.proxy.config import Backend, ListenerState, ProxyState, RouterListener, ServiceListener
+from gateway.proxy.config import Backend, ListenerState, ProxyState, ServiceListener
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.options import StartError
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.exposure import ProxyExposure, ServicePort, proxy_config
 from metal_agent.traffic.proxy_process import Proxy
+from standalone.client_access import ClientAccess
 
 ASLEEP_URL: Final = "http://asleep"
 """URL of an engine that is not loaded; nothing is sent there."""
@@ -60,11 +61,14 @@ def add_absent(service: ServiceListener, absent: AbsentEngine | None) -> Service
 
 
 class StandaloneExposure(ProxyExposure):
-    """Exposure of `runners` at `port` of loopback by `proxy`; once `abort` is set, draining waits for no request."""
+    """Exposure of `runners` at `port` to the clients of `access`; once `abort` is set, no drain waits for requests."""
 
-    def __init__(self, proxy: Proxy, runners: Mapping[str, Runner], port: int, abort: asyncio.Event) -> None:
-        """Keep the proxy, the processes by uid, the endpoint's port, and the event that ends draining at once."""
+    def __init__(
+        self, proxy: Proxy, runners: Mapping[str, Runner], port: int, access: ClientAccess, abort: asyncio.Event
+    ) -> None:
+        """Keep the proxy, the processes by uid, the endpoint's port and clients, and the event that ends draining."""
         super().__init__(proxy, runners)
+        self.access = access
         self.forwarded_services: frozenset[ObjectKey] = frozenset()
         """The services whose requests are taken: an engine works on them, or they wait until it is loaded."""
         self.find_absent: Callable[[], Mapping[ObjectKey, AbsentEngine]] = dict
@@ -79,14 +83,26 @@ class StandaloneExposure(ProxyExposure):
     @property
     def problem(self) -> str:
         """The reason why the endpoint is not open, with the way out; "" if it is open, or not configured yet."""
-        return f"no endpoint: {self.router.error}; {_OTHER_PORT}" if self.router and self.router.error else ""
+        return f"no endpoint: {self.router.error}; {self._way_out}" if self.router and self.router.error else ""
+
+    @property
+    def url(self) -> str:
+        """The base URL for clients on this machine; "" while the endpoint is not open."""
+        return self.access.build_url(self.router.port) if self.router and not self.router.error else ""
+
+    @property
+    def _way_out(self) -> str:
+        is_default = self.access.address == LOOPBACK
+        return _OTHER_PORT if is_default else f"{_OTHER_PORT}, or an address of this machine with --listen"
 
     def refuse_used_port(self) -> None:
         """Raise StartError if another program listens on the port, before any model is loaded."""
+        address = self.access.address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            socket.create_server((LOOPBACK, self._port)).close()
+            socket.create_server((address, self._port), family=family).close()
         except OSError as error:
-            raise StartError(f"no endpoint: {error.strerror}; {_OTHER_PORT}") from error
+            raise StartError(f"no endpoint: {error.strerror}; {self._way_out}") from error
 
     async def read_state(self) -> ProxyState | None:
         """Return the proxy's own state; None while it does not answer."""
@@ -112,7 +128,7 @@ class StandaloneExposure(ProxyExposure):
         config = structs.replace(
             config,
             services=tuple(add_absent(service, by_name.get(service.name)) for service in config.services),
-            router=RouterListener(address=LOOPBACK, port=self._port),
+            router=self.access.build_listener(self._port),
         )
 
         # 2. Send it, and keep what the proxy answers.

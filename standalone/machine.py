@@ -33,6 +33,7 @@ from metal_agent.traffic.proxy_process import Proxy
 from standalone import desired
 from standalone.absent_engines import find_absent
 from standalone.ask import AskError
+from standalone.client_access import ClientAccess
 from standalone.desired import Decision
 from standalone.exposure import StandaloneExposure
 from standalone.inspections import ModelInspector
@@ -60,13 +61,15 @@ class StandaloneOptions:
     folder: Path
     """State folder, owned by the caller."""
     port: int
-    """Port of the endpoint on loopback; 0 lets the kernel choose."""
+    """Port of the endpoint; 0 lets the kernel choose."""
     endpoint: str
     """URL of the hub for hf:// sources."""
     token: str | None = None
     """Bearer token for the hub."""
     allowed_networks: Networks = ()
     """Private networks that sources may lead to."""
+    access: ClientAccess = field(default_factory=ClientAccess)
+    """The clients that the endpoint serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Machine:
 
         # The parts that do the work; `run` starts them.
         self._proxy = Proxy(options.folder, self._note_change)
-        self.exposure = StandaloneExposure(self._proxy, self.runners, options.port, signals.abort)
+        self.exposure = StandaloneExposure(self._proxy, self.runners, options.port, options.access, signals.abort)
         self._host = Host(
             options.folder,
             ledger=ledger,
@@ -173,12 +176,12 @@ class Machine:
         seen_changes = -1  # less than any count, so that the first wait returns at once
         while True:
             seen_changes = await self.changes.wait_past(seen_changes)
-            router, replicas = self.exposure.router, self.list_replicas(key)
+            replicas = self.list_replicas(key)
             if self.exposure.problem:
                 raise AskError(self.exposure.problem)
 
-            if router and key in self.exposure.forwarded_services:
-                return f"http://{router.address}:{router.port}", key.name  # requests name the service as their model
+            if self.exposure.url and key in self.exposure.forwarded_services:
+                return self.exposure.url, key.name  # requests name the service as their model
 
             # It is not reachable yet: does it still make sense to wait?
             problem = self.decisions[key].problem

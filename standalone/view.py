@@ -199,16 +199,19 @@ def describe_endpoint(machine: Machine) -> str:
         return "OpenAI endpoint: starting"
     if machine.exposure.problem:
         return machine.exposure.problem
-    return f"OpenAI endpoint: http://{router.address}:{router.port}/v1"
+    return f"OpenAI endpoint: {machine.exposure.access.describe(router.port)}"
 
 
 def build_example_command(machine: Machine) -> str:
     """Return a command that sends a request to the first service; empty while there is no endpoint."""
-    router, name = machine.exposure.router, next(iter(machine.manifests.services)).name
-    if router is None or router.error or machine.signals.stop.is_set():
+    url, name = machine.exposure.url, next(iter(machine.manifests.services)).name
+    if not url or machine.signals.stop.is_set():
         return ""
     body = '{"model": "%s", "messages": [{"role": "user", "content": "Hello"}]}' % name  # noqa: UP031 - JSON has braces
-    return f"curl http://{router.address}:{router.port}/v1/chat/completions -d '{body}'"
+    call = f"{url}/v1/chat/completions -d '{body}'"
+    if machine.exposure.access.keys:  # not as an argument, which every user can see
+        return f"printf 'Authorization: Bearer %s' \"$POMONA_API_KEY\" | curl -H @- {call}"
+    return f"curl {call}"
 
 
 async def show_table(machine: Machine, console: Console, hint: Callable[[UserSignals], str]) -> None:
