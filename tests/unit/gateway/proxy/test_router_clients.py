@@ -74,7 +74,7 @@ async def ask(
     *,
     method: str = "POST",
     stream: bool = False,
-    **fields: str,
+    **fields: Any,
 ) -> tuple[int, Any, str]:
     """Return the status, the header fields and the text of an answer."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "stream": stream}
