@@ -94,6 +94,7 @@ async def test_documented_metrics_are_those_that_are_served(machine: Machine) ->
     service = Service(make_service(name="team/chat"), InFlight(lambda _: None))
     service.metrics.requests["completions", 500] += 1
     service.metrics.errors["engine_error"] += 1
+    service.metrics.key_requests["phone"] += 1
     served = {}
     for family in text_string_to_metric_families((agent.text() + render_metrics({"team/chat": service})).decode()):
         name = f"{family.name}_total" if family.type == "counter" else family.name

@@ -98,7 +98,7 @@ async def preflight(http: aiohttp.ClientSession, url: str, **fields: str) -> tup
     "fields", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Host": "localhost.evil.example:80"}]
 )
 async def test_web_page_cannot_use_a_router_without_keys(
-    http: aiohttp.ClientSession, serve: Serve, fields: dict[str, str]
+    http: aiohttp.ClientSession, serve: Serve, fields: dict[str, Any]
 ) -> None:
     status, headers, text = await ask(http, await serve(LOOPBACK), **fields)
     assert (status, error_code(json.loads(text))) == (403, "foreign_origin")
@@ -134,7 +134,7 @@ async def test_router_that_would_be_open_is_refused(proxy: ProxyProcess, router:
 
 @pytest.mark.parametrize("fields", [{"Authorization": f"Bearer {PHONE}"}, {"X_Api_Key": LAPTOP}])
 async def test_each_key_opens_the_router_under_any_name_of_the_machine(
-    http: aiohttp.ClientSession, serve: Serve, fields: dict[str, str]
+    http: aiohttp.ClientSession, serve: Serve, fields: dict[str, Any]
 ) -> None:
     status, _, text = await ask(http, await serve(KEYED), Host="studio.local:8080", Origin="app://desktop", **fields)
     assert (status, json.loads(text)["choices"][0]["message"]["content"]) == (200, "Hi")
@@ -142,7 +142,7 @@ async def test_each_key_opens_the_router_under_any_name_of_the_machine(
 
 @pytest.mark.parametrize("key", ["", "wrong", PHONE[:-1], TOKEN, digest_key(PHONE)])
 async def test_other_keys_are_refused_also_on_this_machine(http: aiohttp.ClientSession, serve: Serve, key: str) -> None:
-    fields = {"Authorization": f"Bearer {key}"} if key else {}
+    fields: dict[str, Any] = {"Authorization": f"Bearer {key}"} if key else {}
     url = await serve(KEYED)
     status, headers, text = await ask(http, url, **fields)
     assert (status, error_code(json.loads(text)), headers["X-Should-Retry"]) == (401, "invalid_api_key", "false")
@@ -233,7 +233,8 @@ async def test_other_answers_of_a_router_for_pages_vary_by_origin_only(
     http: aiohttp.ClientSession, serve: Serve
 ) -> None:
     url = await serve(structs.replace(LOOPBACK, allowed_origins=(PAGE,)))
-    for fields, status in (({}, 200), ({"Origin": "http://localhost:3000"}, 200), ({"Origin": f"{PAGE}:444"}, 403)):
+    for origin, status in (("", 200), ("http://localhost:3000", 200), (f"{PAGE}:444", 403)):
+        fields: dict[str, Any] = {"Origin": origin} if origin else {}
         answered, headers, _ = await ask(http, url, **fields)
         assert (answered, read_cors(headers)) == (status, {"Vary": "Origin"})
     url = await serve(LOOPBACK)
