@@ -15,6 +15,7 @@ from aiohttp import web
 
 from cli import up
 from cli.service.chat import _read_line
+from standalone.client_access import ClientAccess
 from standalone.machine import Machine
 from tests.support.eventually import eventually
 from tests.support.stub_server import serve_stub
@@ -81,6 +82,7 @@ async def test_answer_to_pomona_up_moves_no_cursor(
             wait_until_reachable=find,
             manifests=SimpleNamespace(services={"tiny": None}),
             signals=SimpleNamespace(stop=stop),
+            exposure=SimpleNamespace(access=ClientAccess()),
         )
         assert await up._ask_and_stop(cast("Machine", machine), "Who?")
         assert not await up._ask_and_stop(cast("Machine", machine), "Who?")
