@@ -1,6 +1,8 @@
 """The view of `pomona up` shows each phase of a service, on narrow terminals too, and escapes markup in texts."""
 
 from io import StringIO
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
@@ -9,9 +11,12 @@ from rich.live import Live
 from controller.services.preconditions import ServiceProblem
 from crds.metalprocess import FetchProgress, LastExit, MetalProcessStatus
 from gateway.proxy.config import ServiceStats
+from kube.resources import ObjectKey
 from metal_agent.lifecycle import LOG_HINT
+from standalone.client_access import ApiKey, ClientAccess
 from standalone.desired import Decision
-from standalone.view import Row, build_row, draw_table, print_command
+from standalone.machine import Machine, UserSignals
+from standalone.view import Row, build_example_command, build_row, draw_table, print_command
 from tests.support.api_objects import GIB
 
 
@@ -110,3 +115,16 @@ def test_example_command_is_one_line_on_narrow_terminal(width: int, *, on_termin
             draw_table("OpenAI endpoint: http://127.0.0.1:8080/v1", [Row("tiny", "Ready")], "foot"), refresh=True
         )
     assert next(line for line in out.getvalue().splitlines() if "curl" in line).endswith(command)
+
+
+def test_example_command_sends_the_key_and_does_not_show_it_to_other_users() -> None:
+    machine = SimpleNamespace(
+        exposure=SimpleNamespace(url="http://127.0.0.1:80", access=ClientAccess(keys=(ApiKey("phone", "secret"),))),
+        manifests=SimpleNamespace(services={ObjectKey("default", "tiny"): None}),
+        signals=UserSignals(),
+    )
+    command = build_example_command(cast("Machine", machine))
+    sender = (
+        """printf 'Authorization: Bearer %s' "$POMONA_API_KEY" | curl -H @- http://127.0.0.1:80/v1/chat/completions"""
+    )
+    assert command.startswith(f"{sender} -d ")
