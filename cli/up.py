@@ -177,10 +177,9 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
     if allowed_bytes is None:
         raise StartError("cannot read the memory of this machine: give --memory-budget, such as 12GiB")
 
-    share_bytes = manifests.divide(allowed_bytes, further=len(sources))
     of_files = Manifests(dict(manifests.models), dict(manifests.services))
     for source in sources:
-        await single.add_source(manifests, source, options, share_bytes)
+        single.add_source(manifests, source, token=options.token is not None)
     for note in (*manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):
         print(note, file=sys.stderr)
 

@@ -118,9 +118,10 @@ class ModelSpec(ApiStruct, frozen=True):
     hardware: Annotated[ModelHardware, "Hardware that services of this Model use by default."] = ModelHardware()
     memory_bytes: Annotated[
         ByteSize | None,
-        "Memory that serving this Model takes, in bytes or as a quantity such as 24Gi. Required for file:// and "
-        "ollama:// sources, because nothing in the cluster can read the file. For other sources, the memory is "
-        "computed from the artifact's header, and this field overrides the computed value. In a pod with devices, "
+        "Memory that serving this Model takes, in bytes or as a quantity such as 24Gi. Default: computed from the "
+        "artifact's header, which this field overrides. Required for ollama:// sources, whose size only Ollama knows, "
+        "and in a cluster for file:// sources, because nothing there can read the file: without it, such a Model is "
+        "not Ready, with reason MemoryUnknown. In a pod with devices, "
         "each device holds its share of this value, or what the header says if that is more, and the memory of "
         "the container is computed in any case. A value that is clearly less than what the header says is refused "
         "with reason MemoryUnderstated, by the controller and by the host that reads the header; where the header "
@@ -246,10 +247,6 @@ class Model(ApiObject, frozen=True, kw_only=True):
         ModelSpec,
         "Desired state of the Model.",
         checked_by(
-            rule(
-                "!self.source.startsWith('file://') || has(self.memoryBytes)",
-                "a file:// source needs spec.memoryBytes: nothing in the cluster can read the file to compute it",
-            ),
             rule(
                 "!self.source.startsWith('file://') || !has(self.sourceSecretRef)",
                 "a file:// source takes no spec.sourceSecretRef: remove it",

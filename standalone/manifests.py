@@ -68,13 +68,13 @@ class Manifests:
         services = {key: service for key, service in self.services.items() if key not in others.services}
         return Manifests(models, services)
 
-    def divide(self, memory_bytes: int, further: int = 0) -> int:
-        """Return the equal part of the memory that each replica gets, if there are `further` ones beside these.
+    def divide(self, memory_bytes: int) -> int:
+        """Return the equal part of the memory that each replica gets.
 
         Models on demand are not all loaded together: two of them get room beside each other.
         """
         services = self.services.values()
-        always = further + sum(wanted_replicas(service) for service in services if not is_on_demand(service))
+        always = sum(wanted_replicas(service) for service in services if not is_on_demand(service))
         on_demand = sum(is_on_demand(service) for service in services)
         return memory_bytes // max(1, always + min(on_demand, _TOGETHER))
 

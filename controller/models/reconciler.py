@@ -216,8 +216,17 @@ def _needs_no_job(model: Model, source: Source, observed: ObservedModel, setting
 def _decide_without_job(model: Model, source: Source) -> ModelDecision:
     """Return the decision about a Model that is inspected by the hosts or the Ollama that serve it: it is Ready.
 
-    `ready` and `cached` are the messages of the conditions: who inspects it, and why no volume has its weights.
+    A file of hosts is not, unless the spec states its memory, by which hosts are chosen. `ready` and `cached` are the
+    messages of the conditions: who inspects it, and why no volume has its weights.
     """
+    if source.scheme == "file" and model.spec.memory_bytes is None:
+        problem = (
+            "nothing in the cluster can read a file:// source to compute its memory: set spec.memoryBytes, to what "
+            "`pomona inspect` prints on a host that has the file"
+        )
+        unknown = model_condition(model, READY, true=False, reason="MemoryUnknown", message=problem)
+        return ModelDecision(phase="Failed", conditions=[unknown])
+
     # For a file on hosts; the other cases are below.
     ready = "only a host that has the file can read it: the host's agent inspects it, and rejects it if it does not fit"
     cached = "pods cannot read a file:// source: set hardware.accelerator to metal, or use an hf:// or https:// source"

@@ -162,7 +162,7 @@ async def test_commands_that_serve_on_a_mac_work_word_for_word(
 async def test_ctrl_c_lets_a_running_answer_end(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "loop.gguf"
     tiny_gguf.write(path, loop=True)
-    loop = make_manifest(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
+    loop = make_manifest(MODELS, name="loop", source=f"file://{path}")
     up = start(manifest(tmp_path / "loop.yaml", loop, service("loop", "loop")))
     url = await up.url()
     await up.says("loop: Ready")
@@ -187,7 +187,7 @@ async def _endless_answer(
     """Yield `pomona up`, its URL, and an answer of its service `loop` that has begun, and takes minutes."""
     path = folder / "loop.gguf"
     tiny_gguf.write(path, loop=True)
-    loop = make_manifest(MODELS, name="loop", source=f"file://{path}", memoryBytes=GIB)
+    loop = make_manifest(MODELS, name="loop", source=f"file://{path}")
     up = start(manifest(folder / "loop.yaml", loop, service("loop", "loop", contextLength=32768, **spec)))
     url = await up.url()
     await up.says("loop: Ready")
@@ -404,12 +404,13 @@ async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path
     path = tmp_path / "bad.yaml"
     up = start(
         manifest(
-            path, make_manifest(MODELS, source="file:///m.gguf", name="tiny"), service("chat", "tiny", parallel=4097)
+            path, make_manifest(MODELS, source="ollama://tiny:1b", name="tiny"), service("chat", "tiny", parallel=4097)
         )
     )
     up.process.start()
     assert await up.ends() == 2
-    assert re.search(rf"{path}:\d+: document 1, Model tiny: spec: .*: a file:// source needs spec.memoryBytes", up.said)
+    problem = "document 1, Model tiny: spec: .*: an ollama:// source needs spec.memoryBytes"
+    assert re.search(rf"{path}:\d+: {problem}", up.said)
     assert "spec.parallel: Invalid value: 4097" in up.said
     assert not up.state.exists()
 

@@ -167,9 +167,6 @@ REFUSED_MANIFESTS = {
         MODELS, {"totalParameters": 5, "activeParameters": 6}, "spec.activeParameters needs spec.totalParameters"
     ),
     "domain that is no part of a label": RefusedManifest(MODELS, {"domains": ["Code review"]}, "domains"),
-    "file:// without memoryBytes": RefusedManifest(
-        MODELS, {"source": "file:///m.gguf"}, "spec: Invalid value: .*a file:// source needs spec.memoryBytes"
-    ),
     "file:// with a Secret": RefusedManifest(
         MODELS,
         {"source": "file:///m.gguf", "memoryBytes": 1, "sourceSecretRef": {"name": "hub"}},

@@ -1,4 +1,4 @@
-"""Decisions about Models that only hosts serve, of a controller that has no image for Jobs."""
+"""Decisions about Models that only hosts serve: files of hosts, and where the controller has no image for Jobs."""
 
 import pytest
 
@@ -68,3 +68,16 @@ def test_inspected_model_of_hosts_keeps_its_facts_after_an_edit() -> None:
     simulated.settle()
     assert simulated.made[1:] == []
     assert simulated.model.status.revision == '"etag-1"'
+
+
+def test_local_file_of_unknown_memory_is_not_ready() -> None:
+    simulated = SimulatedModel(source="file:///models/big.gguf")
+    simulated.add_consumer()
+    simulated.settle()
+    assert simulated.made == []
+    ready = simulated.condition("Ready")
+    assert (simulated.model.status.phase, ready.status, ready.reason) == ("Failed", "False", "MemoryUnknown")
+    assert "set spec.memoryBytes" in ready.message
+    simulated.edit(memory_bytes="64Mi")
+    simulated.settle()
+    assert (simulated.model.status.phase, simulated.condition("Ready").reason) == ("Ready", "HostInspects")
