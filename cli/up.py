@@ -65,7 +65,9 @@ def _build_access(
     "--model",
     "sources",
     multiple=True,
-    help="Serve this source without a manifest: hf://, http(s):// or a path. Repeatable.",
+    metavar="NAME",
+    help="Serve this model without a manifest: a name of `pomona catalog`, ORG/REPO[:QUANTIZATION] of the hub, a "
+    "model that Ollama has, a source such as hf:// or https://, or a path. Repeatable.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port of the endpoint.")
 @gather_options(
@@ -128,14 +130,15 @@ def command(
 
     \b
     Examples:
-      pomona up --model hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
+      pomona up --model qwen3-8b
+      pomona up --model unsloth/Qwen3-8B-GGUF:Q4_K_M
       pomona up --model ~/models/tiny.gguf --ask 'Who are you?'
       pomona up model.yaml service.yaml --port 9000
     """
     folder = (state_dir or default_state_folder()).absolute()
     try:
         if not files and not sources:
-            raise click.UsageError("nothing to serve: give FILES, or --model SOURCE")
+            raise click.UsageError("nothing to serve: give FILES, or --model NAME")
         loaded = manifests.load_manifests(files) if files else Manifests()
 
         # own_folder keeps a second agent or command from using the folder.
@@ -178,9 +181,9 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
         raise StartError("cannot read the memory of this machine: give --memory-budget, such as 12GiB")
 
     of_files = Manifests(dict(manifests.models), dict(manifests.services))
-    for source in sources:
-        single.add_source(manifests, source, token=options.token is not None)
-    for note in (*manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):
+    share_bytes = manifests.divide(allowed_bytes, further=len(sources))
+    chosen = await single.add_models(manifests, sources, options, share_bytes)
+    for note in (*chosen, *manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):
         print(note, file=sys.stderr)
 
     # 2. Serve it, show it, and ask the question.

@@ -1,7 +1,6 @@
 """The catalog: models that `pomona deploy` knows by name, with their sources and figures (`catalog.yaml`)."""
 
 import functools
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +8,7 @@ import msgspec
 import yaml
 from msgspec import structs
 
+from artifacts.formats.quantization_name import find_quantization
 from crds.serving import Mode
 from crds.weights_header import Layout
 from fitness.memory import Workload
@@ -20,7 +20,6 @@ _BITS: Final = 4
 _GIGA: Final = 10**9
 _LLAMA_CPP_ON: Final = frozenset({"cpu", "nvidia", "amd", "intel"})
 """Vendors on which llama.cpp takes a GGUF file, also where the catalog prefers another source."""
-_QUANTIZED_NAME: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q[1-8]_[A-Z0-9_]+|BF16|F16|F32)(?=\.gguf$)", re.IGNORECASE)
 _UNQUANTIZED: Final = "bfloat16"
 
 
@@ -47,9 +46,9 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
         A GGUF file has it in its name, another source in the catalog. Without either, a folder of weights is not
         quantized, and the quantization of an Ollama model is unknown.
         """
-        named = _QUANTIZED_NAME.search(self.source)
-        if named is not None:
-            return named[1].upper()
+        named = find_quantization(self.source)
+        if named:
+            return named.removeprefix("UD-")
         is_unquantized = not self.quantization and self.runtime != "ollama"
         return _UNQUANTIZED if is_unquantized else self.quantization
 

@@ -57,6 +57,15 @@ class ModelInspector:
         with translate_os_errors(self._folder):
             return await self._inspect(model.spec)
 
+    def find_stored(self, text: str) -> Inspection | None:
+        """Return the facts of the stored weights of a source; None: it was never inspected here, or they are gone.
+
+        Raises:
+            ArtifactError: the source is invalid, or the stored weights cannot be read.
+        """
+        with translate_os_errors(self._folder):
+            return self._find_stored(parse(text), None)
+
     async def _inspect(self, spec: ModelSpec) -> tuple[Inspection, str]:
         """Return the facts of a Model's weights, and why its source could not be asked; "" if it was, or need not be.
 

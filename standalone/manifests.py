@@ -15,18 +15,16 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from artifacts.source import Source, SourceError, parse, scheme_of
+from artifacts.source import Source, SourceError, parse
 from controller.models.served import list_companions
 from crds import validation
 from crds.inferenceservice import InferenceService, is_on_demand, wanted_replicas
-from crds.meta import API_VERSION, GROUP
+from crds.meta import GROUP
 from crds.model import Model
 from crds.yaml_reader import StrictLoader, find_line
 from kube.resources import ObjectKey
 
 NAMESPACE: Final = "default"
-TOKEN_SECRET: Final = "hf-token"  # noqa: S105 - the name of a Secret
-"""Secret that a Model of `--model` refers to if a download token is in the environment."""
 T = TypeVar("T")
 
 _KINDS: Final[Mapping[str, type[Model | InferenceService]]] = {"Model": Model, "InferenceService": InferenceService}
@@ -68,13 +66,13 @@ class Manifests:
         services = {key: service for key, service in self.services.items() if key not in others.services}
         return Manifests(models, services)
 
-    def divide(self, memory_bytes: int) -> int:
-        """Return the equal part of the memory that each replica gets.
+    def divide(self, memory_bytes: int, further: int = 0) -> int:
+        """Return the equal part of the memory that each replica gets, if there are `further` ones beside these.
 
         Models on demand are not all loaded together: two of them get room beside each other.
         """
         services = self.services.values()
-        always = sum(wanted_replicas(service) for service in services if not is_on_demand(service))
+        always = further + sum(wanted_replicas(service) for service in services if not is_on_demand(service))
         on_demand = sum(is_on_demand(service) for service in services)
         return memory_bytes // max(1, always + min(on_demand, _TOGETHER))
 
@@ -122,7 +120,7 @@ def load_manifests(paths: Iterable[Path]) -> Manifests:
     problems = [*find_duplicates(ours, is_one_machine=True), *_find_missing_models(ours)]
     if not any(our.manifest["kind"] == "InferenceService" for our in ours):
         given = ", ".join(map(str, paths))
-        problems.append(f"{given}: no InferenceService found: add one, or serve a Model alone with --model SOURCE")
+        problems.append(f"{given}: no InferenceService found: add one, or serve a Model alone with --model NAME")
     if problems:
         raise ManifestError(problems)
 
@@ -157,27 +155,16 @@ def accept_manifest(manifest: dict[str, Any], struct: type[T]) -> T:
     return msgspec.convert({**filled, "metadata": metadata, "status": {}}, struct)
 
 
-def build_manifests(source: str, *, token: bool) -> tuple[Model, InferenceService]:
-    """Return a Model and an InferenceService for `source`; `token` is True if there is a download token.
-
-    Raises:
-        SourceError: `source` is invalid.
-    """
-    name = derive_name(parse(source))
-    spec: dict[str, Any] = {"source": source}
-    if token and scheme_of(source) == "hf":
-        spec["sourceSecretRef"] = {"name": TOKEN_SECRET}
-    metadata = {"name": name}
-    model = {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": spec}
-    service = {**model, "kind": "InferenceService", "spec": {"modelRef": name}}
-    return accept_manifest(model, Model), accept_manifest(service, InferenceService)
-
-
 def derive_name(source: Source) -> str:
     """Return the name of the service for a source: `qwen3-8b-q4-k-m` for `Qwen3-8B-Q4_K_M.gguf`."""
     folder = (source.path.strip("/") or source.repo).rpartition("/")[2]
     stem = folder if source.is_folder else re.sub(r"\.gguf$", "", source.file, flags=re.IGNORECASE)
-    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
+    return make_name(stem)
+
+
+def make_name(text: str) -> str:
+    """Return the name of an object for a text: `gemma3-4b` for `gemma3:4b`."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not name[:1].isalpha():
         name = f"model-{name}".rstrip("-")
     return name[:_LONGEST_NAME].rstrip("-")

@@ -1,37 +1,82 @@
-"""Serve a source of `--model` without a file: build the Model and InferenceService that a user would write for it."""
+"""Serve a model of `--model` without a file: build the Model and InferenceService that a user would write for it."""
 
-from pathlib import Path
-from urllib.parse import quote
+from collections.abc import Iterable
+from typing import Any, Final
 
+from artifacts.ollama_store import find_ollama_store
+from artifacts.repositories.repository import SourceAccess
+from artifacts.source import scheme_of
+from artifacts.weights_store import WeightsStore
+from crds.inferenceservice import InferenceService
+from crds.meta import API_VERSION
+from crds.model import Model
 from kube.resources import ObjectKey
-from standalone.manifests import ManifestError, Manifests, build_manifests
+from standalone.inspections import ModelInspector
+from standalone.machine import FILE_ROOT, StandaloneOptions
+from standalone.manifests import ManifestError, Manifests, accept_manifest
+from standalone.model_lookup import ModelChoice, ModelLookup
+from standalone.model_names import ModelNameError
+
+TOKEN_SECRET: Final = "hf-token"  # noqa: S105 - the name of a Secret
+"""Secret that a Model of `--model` refers to if a download token is in the environment."""
 
 
-def add_source(manifests: Manifests, source: str, *, token: bool) -> None:
-    """Add a Model and an InferenceService for `source`, a source or the path of a file, to `manifests`.
+async def add_models(
+    manifests: Manifests, names: Iterable[str], options: StandaloneOptions, budget_bytes: int
+) -> list[str]:
+    """Add a Model and an InferenceService for each name of a model to `manifests`; return what was chosen, in words.
 
-    `token` is True if there is a download token.
+    Each is chosen for `budget_bytes` of memory.
 
     Raises:
-        SourceError: the source is invalid.
-        ManifestError: the path does not exist, or the name is taken.
+        SourceError: a source is invalid.
+        ArtifactError: the hub refuses, or cannot be reached.
+        ManifestError: nothing has such a name, or another service has it.
     """
-    source = _locate_source(source)
-    model, service = build_manifests(source, token=token)
+    lookup, notes = open_lookup(options), []
+    for name in names:
+        try:
+            choice = await lookup.find(name, budget_bytes)
+        except ModelNameError as error:
+            raise ManifestError([f"--model {error}"]) from error
+        _add_choice(manifests, choice, token=options.token is not None)
+        notes.append(choice.note)
+    return [note for note in notes if note]
+
+
+def open_lookup(options: StandaloneOptions) -> ModelLookup:
+    """Return the lookup of names on this machine."""
+    access = SourceAccess(
+        token=options.token,
+        endpoint=options.endpoint,
+        file_root=FILE_ROOT,
+        allowed_networks=options.allowed_networks,
+    )
+    inspector = ModelInspector(options.folder / "inspections", WeightsStore(options.folder / "weights", access), access)
+    return ModelLookup(options.folder / "names", access, inspector, find_ollama_store())
+
+
+def _add_choice(manifests: Manifests, choice: ModelChoice, *, token: bool) -> None:
+    """Add the Model and the InferenceService of a choice. Raises ManifestError: its name is taken."""
+    model, service = build_manifests(choice, token=token)
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     if key in manifests.models or any(object_key.name == key.name for object_key in manifests.services):
-        raise ManifestError([f"--model {source}: the name {key.name} is taken already: serve them from files"])
+        raise ManifestError([f"--model {choice.source}: the name {key.name} is taken already: serve them from files"])
     manifests.models[key], manifests.services[key] = model, service
 
 
-def _locate_source(text: str) -> str:
-    """Return the text as a source; a text without a scheme is a path."""
-    if "://" in text:
-        return text
-    path = Path(text).expanduser()
-    if not path.exists():
-        form = "hf://ORG/REPO/FILE.gguf, https://HOST/FILE.gguf, or the path of a file or folder"
-        raise ManifestError([f"--model {text}: no such file: give {form}"])
-    # A link keeps its name: its target may be a blob that is named by its digest, without the other parts beside it.
-    located = path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
-    return f"file://{quote(str(located))}{'/' if path.is_dir() else ''}"
+def build_manifests(choice: ModelChoice, *, token: bool) -> tuple[Model, InferenceService]:
+    """Return the Model and the InferenceService of a choice; `token` is True if there is a download token."""
+    spec: dict[str, Any] = {"source": choice.source}
+    if token and scheme_of(choice.source) == "hf":
+        spec["sourceSecretRef"] = {"name": TOKEN_SECRET}
+    if choice.sha256 is not None:
+        spec["sha256"] = choice.sha256
+    if choice.memory_bytes is not None:
+        spec["memoryBytes"] = choice.memory_bytes
+    if choice.is_thinking:
+        spec["thinking"] = True
+    metadata = {"name": choice.name}
+    model = {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": spec}
+    service = {**model, "kind": "InferenceService", "spec": {"modelRef": choice.name, "mode": choice.mode}}
+    return accept_manifest(model, Model), accept_manifest(service, InferenceService)

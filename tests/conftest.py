@@ -56,8 +56,10 @@ def home(home_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = next(home_folders)
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
-    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
+    # Below XDG_CACHE_HOME there may be models of the developer.
+    monkeypatch.setenv("HF_HOME", str(folder / ".cache/huggingface"))
     return folder
 
 

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from kube.resources import MODELS
+from tests.support.file_server import FileServer
+from tests.support.ollama.server import OllamaServer
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
 from tests.support.up_command import Start, ask, manifest, service
@@ -24,3 +28,50 @@ async def test_local_files_of_a_manifest_state_no_memory(start: Start, tmp_path:
     for name in ("chat", "other"):
         await up.says(f"{name}: Ready")
         assert await ask(url, name) == (200, tiny_gguf.SENTENCE)
+
+
+async def test_repository_is_served_by_the_best_quantization_and_offline_ever_after(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "hub/acme/Tiny-GGUF"
+    repository.mkdir(parents=True)
+    tiny_gguf.write(repository / "Tiny-Q8_0.gguf", text="Eight bits speak.", n_ff=1024)
+    tiny_gguf.write(repository / "Tiny-Q4_K_M.gguf", text="Four bits speak.")
+    async with FileServer(tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        up = start("--model", "acme/Tiny-GGUF", "--model=acme/Tiny-GGUF:q4_k_m", "--memory-budget=4GiB")
+        url = await up.url()
+        await up.says("acme/Tiny-GGUF: Q8_0 of 2 quantizations: the best that fits 2 GiB")
+        await up.says("tiny: Ready")
+        await up.says("tiny-q4-k-m: Ready")
+        assert await ask(url, "tiny") == (200, "Eight bits speak.")
+        assert await ask(url, "tiny-q4-k-m") == (200, "Four bits speak.")
+        assert await up.process.stop() == 0
+
+    offline = start("--model", "acme/Tiny-GGUF", "--memory-budget=4GiB")
+    url = await offline.url()
+    await offline.says("tiny: Ready")
+    assert await ask(url, "tiny") == (200, "Eight bits speak.")
+
+
+async def test_model_of_a_real_ollama_is_served_where_it_lies(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    ollama = OllamaServer(tmp_path / "ollama", unused_tcp_port)
+    await ollama.start()
+    ollama.add("tiny:1b")
+    await ollama.stop()
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama/models"))
+    up = start("--model", "tiny:1b")
+    url = await up.url()
+    await up.says("tiny:1b: served from Ollama's store, without a copy")
+    await up.says("tiny-1b: Ready")
+    assert await ask(url, "tiny-1b") == (200, tiny_gguf.SENTENCE)
+    assert list((up.state / "weights").rglob("*.gguf")) == []
+
+
+async def test_name_that_nothing_has_is_answered_at_once(start: Start) -> None:
+    up = start("--model", "qwen3-8")
+    up.process.start()
+    assert await up.ends() == 2
+    assert "--model qwen3-8: no model and no file has this name: did you mean qwen3-8b?" in up.said

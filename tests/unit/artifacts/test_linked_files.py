@@ -9,8 +9,9 @@ from artifacts.inspect import check_stored, inspect
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from artifacts.weights_store import WeightsStore
+from standalone.machine import StandaloneOptions
 from standalone.manifests import Manifests
-from standalone.single import add_source
+from standalone.single import add_models
 from tests.support.hub_cache import move_to_cache
 from tests.support.tiny_models import tiny_gguf, tiny_split
 
@@ -68,10 +69,11 @@ async def test_part_that_leads_out_of_the_root_is_refused(snapshot: Path, tmp_pa
         await inspect(parse(f"file://{first.parent}/", ["tiny-*.gguf"]), SourceAccess(file_root=snapshot.parents[1]))
 
 
-def test_path_of_a_link_is_served_under_the_name_of_the_link(
+async def test_path_of_a_link_is_served_under_the_name_of_the_link(
     snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(snapshot)
+    options = StandaloneOptions(folder=tmp_path, port=0, endpoint="")
     (tmp_path / "current").symlink_to(snapshot)
     for path, name, file in (
         ("whole-Q8.gguf", "whole-q8", "whole-Q8.gguf"),
@@ -79,6 +81,6 @@ def test_path_of_a_link_is_served_under_the_name_of_the_link(
         (f"{tmp_path}/current/whole-Q8.gguf", "whole-q8", "whole-Q8.gguf"),
     ):
         manifests = Manifests()
-        add_source(manifests, path, token=False)
+        await add_models(manifests, [path], options, 1 << 30)
         (model,) = manifests.models.values()
         assert (model.metadata.name, model.spec.source) == (name, f"file://{snapshot}/{file}")

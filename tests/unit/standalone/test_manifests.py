@@ -7,8 +7,9 @@ import pytest
 
 from artifacts.source import parse
 from kube.resources import ObjectKey
-from standalone import manifests
-from standalone.manifests import ManifestError, build_manifests, derive_name, load_manifests
+from standalone.manifests import ManifestError, derive_name, load_manifests
+from standalone.model_lookup import ModelChoice
+from standalone.single import TOKEN_SECRET, build_manifests
 from tests.controlplane.process import CHECKOUT
 
 MODEL = """\
@@ -87,7 +88,7 @@ def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (MODEL, ": no InferenceService found: add one, or serve a Model alone with --model SOURCE"),
+        (MODEL, ": no InferenceService found: add one, or serve a Model alone with --model NAME"),
         (
             SERVICE,
             ":6: InferenceService chat: spec.modelRef: Model tiny is not in these files: add it (they have none)",
@@ -233,14 +234,13 @@ def test_two_services_of_one_name_are_refused(tmp_path: Path) -> None:
 )
 def test_name_from_source_is_valid_in_cluster(source: str, name: str) -> None:
     assert derive_name(parse(source)) == name
-    if not source.startswith("file://"):
-        _, service = build_manifests(source, token=False)
-        assert service.metadata.name == service.spec.model_ref == name
+    _, service = build_manifests(ModelChoice(name, source), token=False)
+    assert service.metadata.name == service.spec.model_ref == name
 
 
 def test_download_token_is_used_for_hub_only() -> None:
-    model, _ = build_manifests("hf://org/repo/m.gguf", token=True)
+    model, _ = build_manifests(ModelChoice("m", "hf://org/repo/m.gguf"), token=True)
     assert model.spec.source_secret_ref is not None
-    assert model.spec.source_secret_ref.name == manifests.TOKEN_SECRET
-    model, _ = build_manifests("https://models.example/m.gguf", token=True)
+    assert model.spec.source_secret_ref.name == TOKEN_SECRET
+    model, _ = build_manifests(ModelChoice("m", "https://models.example/m.gguf"), token=True)
     assert model.spec.source_secret_ref is None
