@@ -81,6 +81,10 @@ class FileSet:
             files = await asyncio.to_thread(choose_indexed, self._source, files, text, is_mounted=self._is_mounted)
         return dataclasses.replace(listing, files=files)
 
+    def find_source(self, file: RepositoryFile, listing: Listing) -> Source:
+        """Return the source of one listed file, at the revision of the listing."""
+        return self._repository.file_source(file.path, listing.revision)
+
     async def verify_local(self, listing: Listing, sha256: str | None, on_progress: ReportProgress) -> FetchedArtifact:
         """Return the files of a file:// source where they are.
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from artifacts.partial_download import VerifiedFile
+from artifacts.errors import ArtifactError
+from artifacts.partial_download import VerifiedFile, read_download_record
 
 MANIFEST: Final = ".manifest.json"
 """Name of the file with the manifest of an object, in its folder."""
@@ -20,9 +21,27 @@ class StoredFile(VerifiedFile, frozen=True, kw_only=True, rename="camel"):
 
     @classmethod
     def of(cls, path: Path, sha256: str) -> "StoredFile":
-        """Describe the file at `path`. Raises OSError."""
+        """Describe a file of our own, or a link to a file of another program as it was verified.
+
+        Raises:
+            ArtifactError: the file of the other program has changed since.
+            OSError: the file cannot be read.
+        """
+        if not path.is_symlink():
+            stat = path.stat()
+            return cls(name=path.name, size_bytes=stat.st_size, sha256=sha256, mtime_nanoseconds=stat.st_mtime_ns)
+        record = read_download_record(path)
+        if record is None:
+            raise ArtifactError("SourceChanged", f"{path.resolve()}: changed while it was linked", retryable=True)
+        facts = {name: getattr(record, name) for name in VerifiedFile.__struct_fields__}
+        return cls(name=path.name, **facts)
+
+    @classmethod
+    def observe(cls, path: Path, sha256: str) -> "StoredFile":
+        """Describe a file that others may change, with its inode. Raises OSError."""
         stat = path.stat()
-        return cls(name=path.name, size_bytes=stat.st_size, sha256=sha256, mtime_nanoseconds=stat.st_mtime_ns)
+        size, mtime = stat.st_size, stat.st_mtime_ns
+        return cls(name=path.name, size_bytes=size, sha256=sha256, mtime_nanoseconds=mtime, inode=stat.st_ino)
 
     def is_at(self, path: Path) -> bool:
         """Return whether the file at `path` has this name, and its digest is still valid."""

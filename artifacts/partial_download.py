@@ -41,18 +41,21 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class VerifiedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class VerifiedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """A verified digest, valid for a file while its size and time are these."""
 
     sha256: str
     size_bytes: int
     mtime_nanoseconds: int
+    inode: int | None = None
+    """The inode of a file that others may replace; None for a file of our own."""
 
     def holds_for(self, path: Path) -> bool:
-        """Return whether the file at `path` still has the size and time that were verified."""
+        """Return whether the file at `path` still has the size and time that were verified, and the inode if known."""
         with contextlib.suppress(OSError):
             status = path.stat()
-            return (status.st_size, status.st_mtime_ns) == (self.size_bytes, self.mtime_nanoseconds)
+            is_same = (status.st_size, status.st_mtime_ns) == (self.size_bytes, self.mtime_nanoseconds)
+            return is_same and self.inode in (None, status.st_ino)
         return False
 
 
@@ -179,10 +182,21 @@ def write_download_record(path: Path, current_path: Path, source: str, revision:
     """Write the record of the verified file that is, or will be, at `path`; at present it is at `current_path`."""
     status = current_path.stat()
     record = DownloadRecord(
-        source=source, revision=revision, sha256=sha256, size_bytes=status.st_size, mtime_nanoseconds=status.st_mtime_ns
+        source=source,
+        revision=revision,
+        sha256=sha256,
+        size_bytes=status.st_size,
+        mtime_nanoseconds=status.st_mtime_ns,
     )
     durable.write(path.with_name(f"{path.name}.verified.json"), record)
     return record
+
+
+def write_link_record(path: Path, verified: VerifiedFile, source: str, revision: str) -> None:
+    """Write the record of a link at `path` to a file as it was verified, which others may change. Raises OSError."""
+    facts = {name: getattr(verified, name) for name in VerifiedFile.__struct_fields__}
+    record = DownloadRecord(source=source, revision=revision, **facts)
+    durable.write(path.with_name(f"{path.name}.verified.json"), record)
 
 
 def require_space(path: Path, needed_bytes: int) -> None:

@@ -42,6 +42,8 @@ class Patience:
 
 
 DEFAULT_PATIENCE = Patience()
+SHORT_PATIENCE = Patience(connect_seconds=3.0, silence_seconds=10.0, attempts=1)
+"""Patience with a server that can be done without: nobody offline waits long for weights that are stored."""
 
 
 class Backoff:

@@ -111,7 +111,7 @@ class Source:
         """True if the source itself names bytes that never change: a commit of a hub, or the digest of an artifact."""
         if self.scheme == "oci":
             return self.revision.startswith("sha256:")
-        return self.scheme == "hf" and _COMMIT.fullmatch(self.revision) is not None
+        return self.scheme == "hf" and is_commit(self.revision)
 
     @property
     def display(self) -> str:
@@ -146,6 +146,11 @@ def refuse_ollama_source(source: Source) -> None:
 def is_digest(text: str) -> bool:
     """Return whether `text` is a SHA-256 in the form that names stored weights: 64 lower-case hexadecimal digits."""
     return _DIGEST.fullmatch(text) is not None
+
+
+def is_commit(text: str) -> bool:
+    """Return whether `text` is a commit of the hub: 40 lower-case hexadecimal digits."""
+    return _COMMIT.fullmatch(text) is not None
 
 
 def is_of_hub(source: Source, endpoint: str) -> bool:

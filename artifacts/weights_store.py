@@ -22,9 +22,10 @@ import structlog
 
 from artifacts import durable
 from artifacts.errors import ArtifactError
-from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch, verify_local
+from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch
 from artifacts.file_set import FileSet, refuse_digest_of_several_files
 from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_folder
+from artifacts.foreign_stores import NO_FOREIGN_STORES, ForeignStores, WantedFile
 from artifacts.manifest import MANIFEST, Manifest, StoredFile, folder_digest
 from artifacts.mirrors import parse_mirrors, read_from_any
 from artifacts.partial_download import in_thread, locked, translate_os_errors
@@ -32,6 +33,7 @@ from artifacts.repositories import local_files
 from artifacts.repositories.repository import SourceAccess
 from artifacts.retry import Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_ollama_source
+from artifacts.verified_files import VerifiedFiles
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access, list_stored_identities
 from crds.size import size_text
 
@@ -98,16 +100,18 @@ class WeightsStore:
     Args:
         folder: made when absent.
         access: settings to read sources, without a token.
+        foreign: stores of other programs, for a machine of one owner: nobody is asked who may use their files.
     """
 
-    def __init__(self, folder: Path, access: SourceAccess) -> None:
+    def __init__(self, folder: Path, access: SourceAccess, foreign: ForeignStores = NO_FOREIGN_STORES) -> None:
         # Complete weights in folders named by their digests, and unfinished downloads.
         self._objects = folder / "objects"
         self._incoming = folder / "incoming"
         self._digest_files = folder / "sources"
         """Folder with one file for each pair of source and revision; the file contains the digest of the object."""
-        self._local_records = folder / "local"
-        """Folder with one file for each of the owner's own files that was hashed; it contains digest, size and time."""
+        self._verified = VerifiedFiles(folder / "local")
+        """Digests of the owner's own files, and of files of other programs."""
+        self.foreign = foreign
         self._access_records = AccessRecords(folder / "access")
         self._settings = access
         self._reserved_bytes: dict[Path, int] = {}
@@ -190,8 +194,7 @@ class WeightsStore:
         if durable.read(self._digest_path(request.source, revision), str) != digest:
             # This source has not delivered the object, so its answer proves nothing: it has to send all of it.
             return False
-        # Without a manifest, an object is not complete.
-        if durable.read(self._object_path(digest) / MANIFEST, Manifest) is None:
+        if durable.read(self._object_path(digest) / MANIFEST, Manifest) is None:  # it is not complete
             return False
         settings = dataclasses.replace(self._settings, token=request.token)
         if not await ask_for_access(request.source, settings, revision):
@@ -208,7 +211,6 @@ class WeightsStore:
 
         Only sizes and times are compared; nothing is hashed or requested. Raises OSError and ArtifactError.
         """
-        # The expected digest, or the one that was recorded for the source at this revision.
         digest = sha256 or durable.read(self._digest_path(source, revision), str)
         if not digest:
             return None
@@ -294,14 +296,7 @@ class WeightsStore:
         path = await asyncio.to_thread(local_files.locate, source, self._settings.file_root)
         if not sha256:
             return HeldWeights(path, digest="")
-        record_path = self._local_records / f"{cache_key(source.text, '')}.json"
-        async with locked(record_path):
-            verified = await asyncio.to_thread(durable.read, record_path, StoredFile)
-            if verified is None or verified.sha256 != sha256 or not verified.is_at(path):
-                # The size and time of before the hashing are recorded, so that a change meanwhile is detected.
-                unverified = StoredFile.of(path, sha256)
-                await verify_local(source, self._settings.file_root, sha256, on_progress)
-                await in_thread(durable.write, record_path, unverified)
+        await self._verified.verify(source, path, sha256, on_progress, self._settings.file_root)
         return HeldWeights(path, sha256)
 
     async def _fetch_object(self, request: _ObtainRequest, on_progress: ReportProgress) -> HeldWeights:
@@ -348,16 +343,20 @@ class WeightsStore:
         access = dataclasses.replace(self._settings, token=request.token, patience=patience)
 
         async def make_room(needed_bytes: int) -> None:
-            """Reserve space for this download, off the event loop; called before its bytes are written."""
-            await in_thread(self.make_room, needed_bytes, incoming)
+            """Reserve space for this download, off the event loop, before its bytes are written, if there are any."""
+            if needed_bytes:
+                await in_thread(self.make_room, needed_bytes, incoming)
 
         if not source.has_listing:
+            if expected.sha256:
+                wanted = WantedFile(source, expected.sha256)
+                await self.foreign.link_file(wanted, incoming / source.file, self._verified, on_progress)
             one = await fetch(source, incoming, access, expected, on_progress=on_progress, make_room=make_room)
             return [one], one.revision
-        files = FileSet(source, access)
-        listing = await files.list_chosen(expected.revision)
+        files, listing = await self.foreign.list_chosen(source, access, expected.revision)
+        linked_bytes = await self.foreign.link_files(files, listing, incoming, self._verified, on_progress)
         # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
-        await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
+        await make_room(max(0, listing.size_bytes - linked_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
         return await files.fetch(listing, incoming, expected.sha256, on_progress), listing.revision
 
     def _add_object(
@@ -387,7 +386,9 @@ class WeightsStore:
         # 2. Add the object.
         manifest = Manifest(source=server.display, revision=revision, digest=digest, files=files, is_folder=is_folder)
         with self._lock_objects():
-            self._access_records.grant(digest, request.caller_key, public=request.is_public)
+            # A file of another program may have come with a token.
+            is_public = request.is_public and not any(file.inode for file in files)
+            self._access_records.grant(digest, request.caller_key, public=is_public)
             held = self.lock_stored(source, requested_revision, digest)
             if held:
                 self._delete(incoming)  # another source had the same bytes
@@ -495,5 +496,5 @@ def _disk_bytes(folder: Path) -> int:
     total = 0
     with contextlib.suppress(FileNotFoundError):  # another process may rename it meanwhile
         for path in folder.iterdir():
-            total += path.stat().st_blocks * 512  # the unit of st_blocks, whatever the file system has
+            total += path.lstat().st_blocks * 512  # the unit of st_blocks, whatever the file system has
     return total

@@ -12,6 +12,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
+from artifacts.foreign_stores import NO_FOREIGN_STORES, ForeignStores
 from artifacts.repositories.address_policy import Networks
 from devices import pressure
 from devices.pressure import PressureReading
@@ -101,6 +102,7 @@ class Host:
         secret: Callable[[str, str], str | None],
         file_root: Path | None,
         allowed_networks: Networks = (),
+        foreign: ForeignStores = NO_FOREIGN_STORES,
         proxy: Proxy | None = None,
         shared_daemons: Daemons | None = None,
         read_pressure: Callable[[], PressureReading] = pressure.read,
@@ -131,12 +133,11 @@ class Host:
         peaks = Peaks(folder / "peaks.json")  # the most memory that earlier runs used
         changed, loaded = callbacks.memory_changed, self.daemons.list_loaded
         self.monitor = MemoryMonitor(runners, ledger, peaks, read=read_pressure, changed=changed, loaded=loaded)
-
         self.context = RunnerContext(  # for all runners
             folder=folder,
             records=Records(folder / "processes"),
             keys=EngineKeys(folder / "keys"),
-            weights=HostWeights(folder / "weights", file_root, allowed_networks),
+            weights=HostWeights(folder / "weights", file_root, allowed_networks, foreign),
             ledger=ledger,
             session=session,
             exposure=exposure,

@@ -9,6 +9,7 @@ import msgspec
 
 from artifacts import inspect
 from artifacts.errors import ArtifactError
+from artifacts.foreign_stores import NO_FOREIGN_STORES, ForeignStores
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import DEFAULT_ENDPOINT, Source, parse
@@ -61,12 +62,19 @@ class HostWeights:
     """The weights on this host, in `folder`.
 
     Sources of file:// are allowed only below `file_root`, and private networks only if `allowed_networks` has them.
+    `foreign` are the stores of other programs that may be used.
     """
 
-    def __init__(self, folder: Path, file_root: Path | None, allowed_networks: Networks = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        file_root: Path | None,
+        allowed_networks: Networks = (),
+        foreign: ForeignStores = NO_FOREIGN_STORES,
+    ) -> None:
         endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
         self._access = SourceAccess(endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks)
-        self.store = WeightsStore(folder, self._access)
+        self.store = WeightsStore(folder, self._access, foreign)
 
     def pin(self, spec: MetalProcessSpec) -> PinnedWeights | None:
         """Lock those weights of a process that are on the host, so that they are not deleted to make room for others.

@@ -1,28 +1,25 @@
-"""Inspection of the Models of `pomona up`, from their source or, while it cannot be asked, from the stored weights.
+"""Inspection of the Models of `pomona up`, from their source or, while it cannot be asked, from weights stored here.
 
 What the source said at the last inspection is kept beside the store: its revision names the weights there. Weights of a
 pinned revision never change, so their source is not asked again once they are stored.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from artifacts import durable
 from artifacts.errors import ArtifactError
-from artifacts.inspect import Inspection, check_stored, inspect_with_mirrors
+from artifacts.inspect import Inspection, check_stored, inspect, inspect_with_mirrors
 from artifacts.partial_download import translate_os_errors
 from artifacts.repositories.repository import SourceAccess
-from artifacts.retry import Patience
+from artifacts.retry import SHORT_PATIENCE, Patience
 from artifacts.source import Source, cache_key, parse
 from artifacts.weights_store import WeightsStore
 from crds.model import Model, ModelSpec
-
-_SHORT_PATIENCE: Final = Patience(connect_seconds=10.0, silence_seconds=10.0, attempts=1)
-"""Patience with a source whose weights are stored."""
 
 
 class SourceRecord(msgspec.Struct, frozen=True, rename="camel"):
@@ -69,33 +66,44 @@ class ModelInspector:
     async def _inspect(self, spec: ModelSpec) -> tuple[Inspection, str]:
         """Return the facts of a Model's weights, and why its source could not be asked; "" if it was, or need not be.
 
-        1. Weights of a fixed revision that are stored never change, so their source is not asked.
-        2. Other sources are asked; while one is unreachable, the facts of its stored weights count.
+        1. Weights of a fixed revision never change: if they are stored, or the hub's client has them, nobody is asked.
+        2. Other sources are asked; while one is unreachable, the facts of those weights count.
         3. What a source stated is recorded for the next run, in which it may be unreachable.
         """
         source = parse(spec.source, spec.files)
         stored = await asyncio.to_thread(self._find_stored, source, spec.sha256)
-        if stored is not None and source.is_pinned:  # step 1
-            return stored, ""
+        known = stored or await self._inspect_cached(source, spec.sha256)
 
         def access(server: Source, patience: Patience) -> SourceAccess:
             """Return how a server, the source or a mirror of it, is read; `inspect_with_mirrors` calls it for each.
 
-            Mirrors get no token, and there is little patience if weights are stored.
+            Mirrors get no token, and there is little patience if the weights are on this machine.
             """
             token = self._access.token if spec.source_secret_ref and server is source else None
-            return dataclasses.replace(self._access, token=token, patience=_SHORT_PATIENCE if stored else patience)
+            return dataclasses.replace(self._access, token=token, patience=SHORT_PATIENCE if known else patience)
 
-        try:
-            inspection = await inspect_with_mirrors(source, spec.mirrors, access, sha256=spec.sha256)  # step 2
-        except ArtifactError as error:
-            if stored is None or error.reason != "SourceUnreachable":
-                raise
-            return stored, error.message
-        if source.scheme != "file":  # step 3
+        problem = ""
+        if known is not None and source.is_pinned:  # step 1
+            inspection = known
+        else:
+            try:
+                inspection = await inspect_with_mirrors(source, spec.mirrors, access, sha256=spec.sha256)  # step 2
+            except ArtifactError as error:
+                if known is None or error.reason != "SourceUnreachable":
+                    raise
+                inspection, problem = known, error.message
+        if source.scheme != "file" and inspection is not stored:  # step 3
             record = SourceRecord(inspection.revision, inspection.file, inspection.sha256, inspection.size_bytes)
             await asyncio.to_thread(durable.write, self._build_record_path(source, spec.sha256), record)
-        return inspection, ""
+        return inspection, problem
+
+    async def _inspect_cached(self, source: Source, sha256: str | None) -> Inspection | None:
+        """Return the facts of weights that the hub's client has stored; None: it has not got all of them."""
+        cached = self._store.foreign.find_access(source, self._access)
+        if cached is not None:
+            with contextlib.suppress(ArtifactError):
+                return await inspect(source, cached, sha256=sha256)
+        return None
 
     def _find_stored(self, source: Source, sha256: str | None) -> Inspection | None:
         """Return the facts of the stored weights that the source stated at its last inspection.

@@ -14,6 +14,7 @@ from typing import Final
 import aiohttp
 import structlog
 
+from artifacts.foreign_stores import find_foreign_stores
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import scheme_of
@@ -70,6 +71,16 @@ class StandaloneOptions:
     """Private networks that sources may lead to."""
     access: ClientAccess = field(default_factory=ClientAccess)
     """The clients that the endpoint serves."""
+
+    @property
+    def source_access(self) -> SourceAccess:
+        """The settings to read sources, with the token for the hub."""
+        return SourceAccess(
+            token=self.token,
+            endpoint=self.endpoint,
+            file_root=FILE_ROOT,
+            allowed_networks=self.allowed_networks,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +142,14 @@ class Machine:
             secret=lambda _namespace, _name: options.token,
             file_root=FILE_ROOT,
             allowed_networks=options.allowed_networks,
+            foreign=find_foreign_stores(),
             proxy=self._proxy,
         )
         self.on_demand = OnDemandLoader(self, self._host.context, self._proxy)
         self.exposure.find_absent = functools.partial(find_absent, self)
         self.prefetch = WeightsPrefetch(self._host.context, self._list_sleeping, self.changes)
-        access = SourceAccess(
-            token=options.token,
-            endpoint=options.endpoint,
-            file_root=FILE_ROOT,
-            allowed_networks=options.allowed_networks,
-        )
-        inspector = ModelInspector(options.folder / "inspections", self._host.context.weights.store, access)
+        store = self._host.context.weights.store
+        inspector = ModelInspector(options.folder / "inspections", store, options.source_access)
         self._services = ServiceDecisions(
             manifests, inspector, options.endpoint, budget_bytes=lambda: ledger.budget_bytes, changed=self.run_wanted
         )

@@ -16,12 +16,13 @@ import msgspec
 
 from artifacts import durable
 from artifacts.errors import ArtifactError
+from artifacts.foreign_stores import ForeignStores
 from artifacts.inspect import inspect
-from artifacts.ollama_store import OllamaModel, OllamaStore
+from artifacts.ollama_store import OllamaModel
 from artifacts.quantized_models import QuantizedModel, list_quantized_models, match_quantization
 from artifacts.repositories.repository import Listing, SourceAccess
 from artifacts.repositories.schemes import open_repository
-from artifacts.retry import Patience
+from artifacts.retry import SHORT_PATIENCE, Patience
 from artifacts.source import parse, scheme_of
 from crds.serving import LEAST_CONTEXT, Mode
 from fitness.catalog_entries import CatalogEntry, load_catalog
@@ -68,14 +69,14 @@ class ModelLookup:
         folder: for the records of names; made when absent.
         access: settings to read sources, with the token for the hub.
         inspector: knows which weights are stored.
-        ollama: the store of this machine's Ollama.
+        foreign: the stores of other programs on this machine.
     """
 
-    def __init__(self, folder: Path, access: SourceAccess, inspector: ModelInspector, ollama: OllamaStore) -> None:
+    def __init__(self, folder: Path, access: SourceAccess, inspector: ModelInspector, foreign: ForeignStores) -> None:
         self._folder = folder
         self._access = dataclasses.replace(access, patience=_PATIENCE)
         self._inspector = inspector
-        self._ollama = ollama
+        self._foreign = foreign
 
     async def find(self, text: str, budget_bytes: int) -> ModelChoice:
         """Return the weights that `text` means, for `budget_bytes` of memory.
@@ -89,7 +90,7 @@ class ModelLookup:
         name = parse_model_name(
             text,
             catalog=catalog,
-            ollama=self._ollama.list_names(),
+            ollama=self._foreign.ollama.list_names(),
             is_path=lambda path: Path(path).expanduser().exists(),
         )
         if isinstance(name, CatalogName):
@@ -115,7 +116,7 @@ class ModelLookup:
 
     def _choose_of_ollama(self, text: str, name: str) -> ModelChoice:
         """Return a model of Ollama's store. Raises ModelNameError: Ollama has not got it."""
-        stored = self._ollama.find_model(name)
+        stored = self._foreign.ollama.find_model(name)
         if stored is None:
             raise ModelNameError(
                 text,
@@ -134,22 +135,41 @@ class ModelLookup:
 
         # Not used before, or its weights are gone.
         try:
-            listing = await open_repository(parse(name.source), self._access).list_files(None)
+            listing, access = await self._list_repository(name)
         except ArtifactError as error:
             if error.reason in {"SourceNotFound", "SourceUnauthorized"}:
                 raise ModelNameError(text, f"{error.message}; else give {FORMS}") from error
             raise
-        found, reason = await self._choose_model(text, name, listing, budget_bytes)
+        found, reason = await self._choose_model(text, name, listing, access, budget_bytes)
         if found is not None:
-            durable.write(record_path, found)
+            if access.hub_cache is None:  # the cache may lack other quantizations
+                durable.write(record_path, found)
             return _choose_file(name, found, reason)
         if name.quantization:
             problem = f"{name.repo} has no GGUF files to choose from: {name.repo} alone means the whole repository"
             raise ModelNameError(text, problem)
         return ModelChoice(derive_name(parse(name.source)), name.source)
 
+    async def _list_repository(self, name: HubName) -> tuple[Listing, SourceAccess]:
+        """Return the files of a repository, and the settings to read them: at the hub, or in its cache.
+
+        Raises:
+            ArtifactError: the hub refuses; or it cannot be reached, and its client has stored nothing of it.
+        """
+        source, access = parse(name.source), self._access
+        cached = self._foreign.find_access(source, access)
+        if cached is not None:
+            access = dataclasses.replace(access, patience=SHORT_PATIENCE)
+        try:
+            return await open_repository(source, access).list_files(None), access
+        except ArtifactError as error:
+            if error.reason != "SourceUnreachable" or cached is None:
+                raise
+            return await open_repository(source, cached).list_files(None), cached
+
+    @staticmethod
     async def _choose_model(
-        self, text: str, name: HubName, listing: Listing, budget_bytes: int
+        text: str, name: HubName, listing: Listing, access: SourceAccess, budget_bytes: int
     ) -> tuple[_FoundFile | None, str]:
         """Return the GGUF model of a listing that the name means, and the reason of the choice; None: it has none.
 
@@ -174,7 +194,7 @@ class ModelLookup:
         if len(matching) > 1:
             # Their layers are the same, so that one header is enough; the shortest download is the smallest file's.
             source = _build_source(name, matching[-1].path)
-            header = await inspect(parse(source), self._access)
+            header = await inspect(parse(source), access)
             chosen, reason = choose_quantization(matching, header, budget_bytes)
         return _FoundFile(_build_source(name, chosen.path), chosen.quantization, len(matching)), reason
 

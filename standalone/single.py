@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from artifacts.ollama_store import find_ollama_store
-from artifacts.repositories.repository import SourceAccess
+from artifacts.foreign_stores import find_foreign_stores
 from artifacts.source import scheme_of
 from artifacts.weights_store import WeightsStore
 from crds.inferenceservice import InferenceService
@@ -12,7 +11,7 @@ from crds.meta import API_VERSION
 from crds.model import Model
 from kube.resources import ObjectKey
 from standalone.inspections import ModelInspector
-from standalone.machine import FILE_ROOT, StandaloneOptions
+from standalone.machine import StandaloneOptions
 from standalone.manifests import ManifestError, Manifests, accept_manifest
 from standalone.model_lookup import ModelChoice, ModelLookup
 from standalone.model_names import ModelNameError
@@ -46,14 +45,10 @@ async def add_models(
 
 def open_lookup(options: StandaloneOptions) -> ModelLookup:
     """Return the lookup of names on this machine."""
-    access = SourceAccess(
-        token=options.token,
-        endpoint=options.endpoint,
-        file_root=FILE_ROOT,
-        allowed_networks=options.allowed_networks,
-    )
-    inspector = ModelInspector(options.folder / "inspections", WeightsStore(options.folder / "weights", access), access)
-    return ModelLookup(options.folder / "names", access, inspector, find_ollama_store())
+    access = options.source_access
+    store = WeightsStore(options.folder / "weights", access, find_foreign_stores())
+    inspector = ModelInspector(options.folder / "inspections", store, access)
+    return ModelLookup(options.folder / "names", access, inspector, store.foreign)
 
 
 def _add_choice(manifests: Manifests, choice: ModelChoice, *, token: bool) -> None:

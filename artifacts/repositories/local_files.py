@@ -143,10 +143,12 @@ class LocalRepository:
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:
         """Check that the file is below the owner's folder. Raises ArtifactError."""
-        yield _LocalFile(locate(self.file_source(path, revision), self._file_root))
+        yield LocalFile(locate(self.file_source(path, revision), self._file_root))
 
 
-class _LocalFile:
+class LocalFile:
+    """A file of this machine, opened for each read."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 

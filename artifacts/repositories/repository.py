@@ -40,6 +40,7 @@ class SourceAccess:
         file_root: folder that file:// sources have to be in; None refuses them.
         allowed_networks: private networks that the source may lead to.
         patience: time-outs and attempts.
+        hub_cache: cache of the hub's client, from which hf:// sources are read; None asks the hub.
         s3: service and keys of s3:// sources; by default AWS, without keys.
 
     """
@@ -49,6 +50,7 @@ class SourceAccess:
     file_root: Path | None = None
     allowed_networks: Networks = ()
     patience: Patience = DEFAULT_PATIENCE
+    hub_cache: Path | None = None
     s3: S3Access = ANONYMOUS_S3
 
 

@@ -1,5 +1,7 @@
 """The Models of `pomona up`: local files, names, and weights in the caches of other programs; engines are real."""
 
+import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,40 @@ async def test_model_of_a_real_ollama_is_served_where_it_lies(
     await up.says("tiny-1b: Ready")
     assert await ask(url, "tiny-1b") == (200, tiny_gguf.SENTENCE)
     assert list((up.state / "weights").rglob("*.gguf")) == []
+
+
+async def test_weights_that_the_hubs_own_client_has_stored_serve_without_a_copy_and_offline(
+    start: Start, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hub/acme/Tiny-GGUF").mkdir(parents=True)
+    tiny_gguf.write(tmp_path / "hub/acme/Tiny-GGUF/Tiny-Q4_K_M.gguf")
+    tiny_mlx.write(tmp_path / "hub/acme/folder", written_for="pt")
+    async with FileServer(tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for path in (tmp_path / "hub").glob("*/*/*"):
+            await _download_by_the_hubs_client(path.relative_to(tmp_path / "hub"))
+
+    stored = read_times(home)
+    up = start("--model=acme/Tiny-GGUF:Q4_K_M", "--model=hf://acme/folder")
+    url = await up.url()
+    for name in ("tiny-q4-k-m", "folder"):
+        await up.says(f"{name}: Ready - Model {name}: the stored weights serve, since their source could not be asked")
+        assert await ask(url, name) == (200, tiny_gguf.SENTENCE)
+    linked = {path.name for path in (up.state / "weights/objects").rglob("*") if path.is_symlink()}
+    assert linked >= {"Tiny-Q4_K_M.gguf", "model.safetensors"}
+    assert await up.process.stop() == 0
+    assert read_times(home) == stored
+
+
+def read_times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+async def _download_by_the_hubs_client(path: Path) -> None:
+    """Download ORG/REPO/FILE to the cache, as `hf download` does."""
+    program = "import sys, huggingface_hub; huggingface_hub.hf_hub_download(*sys.argv[1:])"
+    client = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(path.parent), path.name)
+    assert await client.wait() == 0
 
 
 async def test_name_that_nothing_has_is_answered_at_once(start: Start) -> None:

@@ -27,7 +27,7 @@ from artifacts.repositories.address_policy import parse_network
 ALLOWED_NETWORKS: Final = tuple(map(parse_network, ("127.0.0.0/8", "10.77.0.0/16")))
 """Networks of the servers of tests: loopback, and the bridge of the sandbox. Sources may not lead there by default."""
 _CHUNK_BYTES = 65536
-_LARGE = (".gguf", ".safetensors")
+LARGE: Final = (".gguf", ".safetensors")
 """Suffixes of the large files, for which a hub lists the digest."""
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 """The commit in the headers of the hub routes."""
@@ -199,7 +199,7 @@ class FileServer:
                 "rfilename": str(path.relative_to(folder)),
                 "size": self.sizes.get(path.name, path.stat().st_size),
             }
-            if path.suffix in _LARGE:
+            if path.suffix in LARGE:
                 digest = hashlib.sha256(await asyncio.to_thread(path.read_bytes)).hexdigest()
                 digest = self.digests.get(path.name, digest)
                 sibling["lfs"] = {"sha256": digest, "size": path.stat().st_size, "pointerSize": 135}

@@ -53,7 +53,7 @@ def disk(monkeypatch: pytest.MonkeyPatch, store_folder: Path, total_bytes: int) 
 
     def usage(_path: Path) -> _Usage:
         used = sum(
-            path.stat().st_size for path in store_folder.rglob("*") if path.is_file() and path.stat().st_size > 999
+            path.lstat().st_size for path in store_folder.rglob("*") if path.is_file() and path.lstat().st_size > 999
         )
         return _Usage(total_bytes, total_bytes - used)
 

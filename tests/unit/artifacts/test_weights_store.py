@@ -338,7 +338,7 @@ class TestLocalFiles:
             calls.append(arguments)
             return await verify_local(*arguments, **options)
 
-        monkeypatch.setattr("artifacts.weights_store.verify_local", counted)
+        monkeypatch.setattr("artifacts.verified_files.verify_local", counted)
         for _ in range(2):
             held = await obtain(store, f"file://{file}", sha256=self.DIGEST)
             assert held.path == file

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from artifacts.errors import ArtifactError
+from artifacts.foreign_stores import ForeignStores
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from artifacts.weights_store import WeightsStore
@@ -15,6 +16,7 @@ from kube.resources import MODELS
 from standalone.inspections import ModelInspector
 from standalone.manifests import accept_manifest
 from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer
+from tests.support.hub_cache import add_to_hub_cache
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf
 
@@ -35,7 +37,7 @@ class Machine:
 
     def __init__(self, folder: Path, endpoint: str) -> None:
         access = SourceAccess(endpoint=endpoint, allowed_networks=ALLOWED_NETWORKS)
-        self.store = WeightsStore(folder / "weights", access)
+        self.store = WeightsStore(folder / "weights", access, ForeignStores(folder / "hub"))
         self.inspector = ModelInspector(folder / "inspections", self.store, access)
 
     async def serve(self, model: Model) -> str:
@@ -127,3 +129,31 @@ async def test_record_of_an_earlier_version_without_a_digest_is_read(server: Fil
     record.write_text(record.read_text().replace('"sha256":""', '"sha256":null'))
     server.statuses.extend([503] * 50)
     assert "HTTP 503" in await Machine(tmp_path, server.url).serve(wanted)
+
+
+@pytest.mark.parametrize("source", ["hf://acme/tiny/tiny.gguf", "hf://acme/tiny"])
+async def test_weights_of_the_hubs_client_serve_while_the_hub_is_away(
+    server: FileServer, tmp_path: Path, source: str
+) -> None:
+    wanted = model(source, **({"files": ["*.gguf"]} if source == "hf://acme/tiny" else {}))
+    add_to_hub_cache(tmp_path / "hub", "acme/tiny", {"tiny.gguf": (server.root / "acme/tiny/tiny.gguf").read_bytes()})
+    asked, problem = await Machine(tmp_path / "other", server.url).inspector.inspect(wanted)
+    assert problem == ""
+    server.statuses.extend([503] * 50)
+    server.requests.clear()
+    assert "HTTP 503" in await Machine(tmp_path, server.url).serve(wanted)
+    assert len(server.requests) == 1, "a source whose weights are on this machine is asked once"
+    cached, _ = await Machine(tmp_path, server.url).inspector.inspect(wanted)
+    assert cached == asked
+
+
+async def test_pinned_weights_of_the_hubs_client_need_no_request(server: FileServer, tmp_path: Path) -> None:
+    wanted = model(f"hf://acme/tiny@{COMMIT}/tiny.gguf")
+    add_to_hub_cache(tmp_path / "hub", "acme/tiny", {"tiny.gguf": (server.root / "acme/tiny/tiny.gguf").read_bytes()})
+    assert await Machine(tmp_path, server.url).serve(wanted) == ""
+    assert server.requests == []
+
+
+async def test_hub_that_has_other_weights_now_is_believed(server: FileServer, tmp_path: Path) -> None:
+    add_to_hub_cache(tmp_path / "hub", "acme/tiny", {"tiny.gguf": b"GGUF, of an earlier commit"})
+    assert await Machine(tmp_path, server.url).serve(model("hf://acme/tiny/tiny.gguf")) == ""

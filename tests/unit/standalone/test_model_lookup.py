@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import ArtifactError
+from artifacts.foreign_stores import ForeignStores
 from artifacts.ollama_store import OllamaStore
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
@@ -19,6 +20,7 @@ from standalone.manifests import accept_manifest
 from standalone.model_lookup import ModelChoice, ModelLookup
 from standalone.model_names import ModelNameError
 from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer
+from tests.support.hub_cache import add_to_hub_cache
 from tests.support.ollama_layout import add_to_ollama
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf, tiny_mlx, tiny_split
@@ -57,10 +59,10 @@ class Lookups:
         self.access = SourceAccess(endpoint=endpoint, allowed_networks=ALLOWED_NETWORKS)
 
     def start(self) -> ModelLookup:
-        self.store = WeightsStore(self.folder / "weights", self.access)
+        foreign = ForeignStores(self.folder / "hub", OllamaStore([self.folder / "ollama"]))
+        self.store = WeightsStore(self.folder / "weights", self.access, foreign)
         self.inspector = ModelInspector(self.folder / "inspections", self.store, self.access)
-        ollama = OllamaStore([self.folder / "ollama"])
-        return ModelLookup(self.folder / "names", self.access, self.inspector, ollama)
+        return ModelLookup(self.folder / "names", self.access, self.inspector, foreign)
 
     async def serve(self, choice: ModelChoice) -> None:
         """Inspect and fetch the weights of a choice, as `pomona up` does."""
@@ -153,6 +155,20 @@ async def test_name_that_was_never_served_is_asked_for_again(lookups: Lookups, h
     with pytest.raises(ArtifactError) as caught:
         await lookups.start().find(REPO, ENOUGH)
     assert caught.value.reason == "SourceUnreachable"
+
+
+@pytest.mark.parametrize("text", [REPO, f"{REPO}:q4_k_m"])
+async def test_name_is_looked_for_in_the_hubs_cache_while_the_hub_is_away(
+    lookups: Lookups, hub: FileServer, tmp_path: Path, text: str
+) -> None:
+    file = "Tiny-Q4_K_M.gguf"
+    add_to_hub_cache(tmp_path / "hub", REPO, {file: (hub.root / REPO / file).read_bytes()})
+    hub.statuses.extend([503] * 50)
+    choice = await lookups.start().find(text, ENOUGH)
+    assert (choice.source, choice.note) == (f"hf://{REPO}/{file}", "")
+    await lookups.serve(choice)
+    hub.statuses.clear()
+    assert (await lookups.start().find(REPO, ENOUGH)).source.endswith("Q8_0.gguf"), "the hub has better ones"
 
 
 async def test_choice_that_no_longer_fits_is_made_anew(lookups: Lookups) -> None:
