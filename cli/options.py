@@ -16,7 +16,7 @@ import click
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Network, parse_network
 from crds.meta import LONGEST_NAME, METRIC_PREFIX, NAME_PATTERN
-from crds.quantity import parse_quantity
+from crds.quantity import SIZE_FORMS, parse_quantity
 from devices.vendors import VENDORS, Vendors
 
 T = TypeVar("T")
@@ -28,7 +28,6 @@ STATE_FOLDER_TEXT: Final = (
 """The default state folder as `--help` prints it, the same for every user."""
 SOURCE_VARIABLES: Final = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
 """Environment variables that say from where weights come; the Jobs and an installed agent inherit them."""
-_BYTES: Final = re.compile(r"([0-9.]+) ?((?:[KMGT]i)?)B?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", re.ASCII)
 _NO_TIME: Final = re.compile(r"0[smhd]?", re.ASCII)
@@ -134,16 +133,14 @@ def parse_listen_address(text: str) -> tuple[str, int] | None:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes, above 0, of a quantity such as `12Gi`, or of `12.0 GiB`, as Pomona prints it.
+    """Return the bytes, above 0, of a size such as `12Gi`, `12GB`, or `12.0 GiB` as Pomona prints it.
 
     Raises ValueError.
     """
-    # _BYTES: a number and a unit with B, such as 12.0 GiB, which is no Kubernetes quantity
-    printed = _BYTES.fullmatch(text)
-    amount = parse_quantity(f"{printed[1]}{printed[2]}" if printed else text)
+    amount = parse_quantity(text)
     size_bytes = int(amount) if amount is not None else 0
     if size_bytes <= 0:
-        raise ValueError(f"{text!r} is not a size: give one such as 12GiB, or 12884901888 for bytes")
+        raise ValueError(f"{text!r} is not a size: give {SIZE_FORMS}")
     return size_bytes
 
 

@@ -305,27 +305,28 @@ Quantity = Annotated[
     int | str,
     Meta(
         extra_json_schema={
-            "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$",
+            "pattern": r"^[0-9]+(\.[0-9]+)?(m| ?(k|M|G|T|Ki|Mi|Gi|Ti)B?| ?B)?$",
             "minimum": 0,
             "maximum": LARGEST_AMOUNT,
             "maxLength": 32,
         }
     ),
 ]
-"""A Kubernetes quantity such as `500m`, `4Gi` or a plain number; `crds/quantity.py` reads it."""
+"""A quantity such as `500m`, `4Gi`, `4GiB`, `1.5 GB` or a plain number; `crds/quantity.py` reads it, and writes it as
+Kubernetes does."""
 
 ByteSize = Annotated[
     int | str,
     Meta(
         extra_json_schema={
-            "pattern": r"^[1-9][0-9]*(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$",
+            "pattern": r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)( ?(k|M|G|T|Ki|Mi|Gi|Ti)B?| ?B)?$",
             "minimum": 1,
             "maximum": LARGEST_AMOUNT,
             "maxLength": 32,
         }
     ),
 ]
-"""A quantity of memory above 0, in bytes or such as `24Gi`."""
+"""A quantity of memory above 0, in bytes or such as `24Gi` or `24GiB`."""
 
 
 class OwnerReference(ApiStruct, frozen=True):

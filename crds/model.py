@@ -118,7 +118,7 @@ class ModelSpec(ApiStruct, frozen=True):
     hardware: Annotated[ModelHardware, "Hardware that services of this Model use by default."] = ModelHardware()
     memory_bytes: Annotated[
         ByteSize | None,
-        "Memory that serving this Model takes, in bytes or as a quantity such as 24Gi. Default: computed from the "
+        "Memory that serving this Model takes, such as 24Gi, 24GiB or 1.5 GB, or in bytes. Default: computed from the "
         "artifact's header, which this field overrides. Required for ollama:// sources, whose size only Ollama knows, "
         "and in a cluster for file:// sources, because nothing there can read the file: without it, such a Model is "
         "not Ready, with reason MemoryUnknown. In a pod with devices, "

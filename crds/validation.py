@@ -22,6 +22,7 @@ from jsonschema.validators import extend
 
 from crds.definitions import DEFINITIONS
 from crds.meta import API_VERSION, LONGEST_NAME
+from crds.quantity import SIZE_FORMS
 from crds.schema import Schema
 from crds.text import shorten_text
 
@@ -296,7 +297,10 @@ def _render_message(error: ValidationError) -> str:
     # _IN_BODY: the API server's messages for all other keywords; `limit` is the value of the keyword, such as a
     # maximum.
     text = _IN_BODY[str(error.validator)].format(limit) if error.validator in _IN_BODY else error.message
-    return f"Invalid value: {value}: {_join_path(error.absolute_path)} in body {text}"
+    schema = error.schema if isinstance(error.schema, dict) else {}
+    is_quantity = error.validator == "pattern" and schema.get("x-kubernetes-int-or-string")
+    way_out = f": give {SIZE_FORMS}" if is_quantity else ""  # the API server has no words for it
+    return f"Invalid value: {value}: {_join_path(error.absolute_path)} in body {text}{way_out}"
 
 
 def _as_list(value: object) -> list[Any]:

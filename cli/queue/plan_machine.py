@@ -134,7 +134,7 @@ def build_machine(accelerator: str, devices: int | None, memory: str, labels: tu
     try:
         size_bytes = quantity_bytes(memory)
     except ValueError as error:
-        raise click.UsageError(f"--memory {memory} is no quantity: give one such as 512Gi") from error
+        raise click.UsageError(f"--memory: {error}") from error
     label_values = {key: value for key, _, value in (label.partition("=") for label in labels)}
 
     # 1. A host.

@@ -19,7 +19,7 @@ from controller.reconcile.plan import Patch, Ref, Snapshot, decode_stored, ref_t
 from crds.cache import CachedWeights, CacheOptions
 from crds.meta import OwnerReference
 from crds.model import Model, ModelFacts
-from crds.quantity import parse_quantity, quantity_bytes
+from crds.quantity import parse_quantity, quantity_bytes, write_quantity
 from crds.size import size_text
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
@@ -269,7 +269,7 @@ def _build_growth_patch(claim: PersistentVolumeClaim, cache: CacheOptions) -> Pa
     """Return the patch by which a claim requests the size that the Model states; it fails for another claim's uid."""
     operations = (
         {"op": "test", "path": "/metadata/uid", "value": claim.metadata.uid},
-        {"op": "replace", "path": "/spec/resources/requests/storage", "value": str(cache.size)},
+        {"op": "replace", "path": "/spec/resources/requests/storage", "value": write_quantity(cache.size or 0)},
     )
     return Patch(ref_to(PVCS, claim.metadata), operations)
 

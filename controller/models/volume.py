@@ -18,6 +18,7 @@ from controller.reconcile.plan import child
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP, LABEL_MODEL, Toleration
 from crds.model import Model, ModelFacts
+from crds.quantity import write_quantity
 from crds.size import MIB, divide_up
 from kube.client import Obj
 from kube.kinds import PersistentVolumeClaim
@@ -219,7 +220,7 @@ def place_inspection(
 def new_claim(model: Model, facts: ModelFacts, name: str, path: str) -> tuple[Resource, Obj]:
     """Return the claim of this name for the weights at `path`, with the size that the user states or one that fits."""
     cache = model.spec.cache
-    size = sufficient_size(facts) if cache.size is None else cache.size
+    size = sufficient_size(facts) if cache.size is None else write_quantity(cache.size)
     spec: Obj = {"accessModes": [cache.access_mode], "resources": {"requests": {"storage": size}}}
     if cache.storage_class_name is not None:
         spec["storageClassName"] = cache.storage_class_name

@@ -209,7 +209,7 @@ REFUSED_MANIFESTS = {
     "short sha256": RefusedManifest(MODELS, {"sha256": "a" * 63}, "spec.sha256: .*0-9a-f"),
     "sha256 with a line break": RefusedManifest(MODELS, {"sha256": "a" * 64 + "\n"}, "spec.sha256: .*0-9a-f"),
     "memory in no unit of Kubernetes": RefusedManifest(
-        MODELS, {"memoryBytes": "8GB"}, "spec.memoryBytes: .*should match"
+        MODELS, {"memoryBytes": "8 gigs"}, "spec.memoryBytes: .*should match"
     ),
     "labels of more nodes than there are": RefusedManifest(
         INFERENCE_SERVICES,

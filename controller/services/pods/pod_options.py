@@ -14,6 +14,7 @@ from controller.services.pods.devices import build_node_affinity
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE
 from crds.pods import PodOptions, PodVolume, PodVolumeMount, SpreadConstraint
+from crds.quantity import write_quantity
 from devices.vendors import Vendor
 from kube.client import Obj
 from runtimes.pod import RESERVED_FOLDERS, find_overlap, refuse_device_variables
@@ -133,7 +134,9 @@ def _render_volume(volume: PodVolume) -> Obj:
     """Return a user's volume with the name that it has in the pod."""
     rendered: Obj = {"name": f"{_USERS}{volume.name}"}  # _USERS: a prefix, so that it is never a name of ours
     if volume.empty_dir is not None:
-        rendered["emptyDir"] = msgspec.to_builtins(volume.empty_dir)
+        limit = volume.empty_dir.size_limit
+        size_limit = {} if limit is None else {"sizeLimit": write_quantity(limit)}
+        rendered["emptyDir"] = msgspec.to_builtins(volume.empty_dir) | size_limit
     if volume.persistent_volume_claim is not None:
         rendered["persistentVolumeClaim"] = msgspec.to_builtins(volume.persistent_volume_claim)
     if volume.config_map is not None:

@@ -22,7 +22,7 @@ from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.pods import ContainerOptions
-from crds.quantity import parse_quantity
+from crds.quantity import parse_quantity, write_quantity
 from crds.serving import RuntimeName
 from crds.size import GIB
 from crds.weights_header import Layout
@@ -302,13 +302,13 @@ def _build_mounts(replica: _Replica) -> list[Obj]:
 def _build_resources(replica: _Replica) -> Obj:
     """Return what the engine's container requests, and its limits; devices and huge pages are in both."""
     asked, devices = replica.service.spec.resources, replica.devices
-    requests = {"memory": str(replica.choice.memory)}
+    requests = {"memory": write_quantity(replica.choice.memory)}
     if replica.choice.pod.store and (size := _find_store_bytes(replica)):
         requests["ephemeral-storage"] = str(size)
     if replica.cpu is not None:
-        requests["cpu"] = str(replica.cpu)
+        requests["cpu"] = write_quantity(replica.cpu)
 
-    limits = {} if asked.memory_limit is None else {"memory": str(asked.memory_limit)}
+    limits = {} if asked.memory_limit is None else {"memory": write_quantity(asked.memory_limit)}
     # Kubernetes demands that requests and limits of devices and huge pages are equal; without devices there are none.
     in_both = {devices.resource: str(devices.number)} if devices.number and devices.resource is not None else {}
     if pages := replica.choice.vendor.hugepages_mib * devices.number:

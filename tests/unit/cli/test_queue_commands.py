@@ -300,7 +300,7 @@ def test_machine_of_a_file_is_empty_and_open(tmp_path: Path) -> None:
         (("nvidia", None, "1Gi"), "--devices is missing"),
         (("metal", 2, "1Gi"), "a host has none to count"),
         (("cpu", 1, "1Gi"), "use one of"),
-        (("nvidia", 1, "many"), "is no quantity"),
+        (("nvidia", 1, "many"), "is not a size: give a size such as"),
     ],
 )
 def test_machine_that_cannot_be_is_refused(arguments: tuple[str, int | None, str], said: str) -> None:

@@ -1,11 +1,15 @@
-"""Kubernetes quantities as bytes."""
+"""Quantities as bytes, in fields and options alike."""
 
 from typing import Final
 
 import pytest
 
-from crds.quantity import parse_quantity, quantity_bytes
+from cli.options import parse_size
+from crds.quantity import SIZE_FORMS, parse_quantity, quantity_bytes, write_quantity
 from crds.size import size_text
+from crds.validation import problems
+from kube.resources import INFERENCE_SERVICES, MODELS
+from tests.support.refused_manifests import make_manifest
 
 _MOST: Final = 2**63 - 1
 """The largest quantity of Kubernetes."""
@@ -13,16 +17,41 @@ _MOST: Final = 2**63 - 1
 
 @pytest.mark.parametrize(
     ("quantity", "size_bytes"),
-    [(7, 7), ("0", 0), ("1.5Gi", 3 << 29), ("80Gi", 80 << 30), ("2k", 2000), ("500m", 0), ("1T", 10**12)],
+    [
+        *((7, 7), ("0", 0), ("1.5Gi", 3 << 29), ("80Gi", 80 << 30), ("2k", 2000), ("500m", 0), ("1T", 10**12)),
+        *(("12GiB", 12 << 30), ("12.0 GiB", 12 << 30), ("1.5 GB", 15 * 10**8), ("64 Mi", 64 << 20), ("512 B", 512)),
+    ],
 )
 def test_quantity_is_read_as_bytes(quantity: int | str, size_bytes: int) -> None:
     assert quantity_bytes(quantity) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "much", "1 Gi", "- 1", "٣"])
+@pytest.mark.parametrize("text", ["", "much", "1  Gi", "1 ", "1 m", "8gigs", "1mB", "1e3B", "- 1", "٣"])
 def test_text_that_is_no_quantity_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a quantity"):
+    with pytest.raises(ValueError, match="is not a size: give a size such as 64Mi"):
         quantity_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "written"),
+    [(7, "7"), ("500m", "500m"), ("80Gi", "80Gi"), ("12GiB", "12Gi"), ("1.5 GB", "1.5G"), ("512 B", "512")],
+)
+def test_quantity_is_written_as_kubernetes_reads_it(quantity: int | str, written: str) -> None:
+    assert write_quantity(quantity) == written
+    assert parse_quantity(written) == parse_quantity(quantity)
+
+
+@pytest.mark.parametrize("text", ["64Mi", "64MiB", "1.5 GB", "0.5Gi", "500k", "512 B", "8 gigs", "1  Gi", "Gi"])
+def test_fields_and_options_have_one_grammar(text: str) -> None:
+    """A size of a Model, of a service and of an option is accepted or refused by the same rules."""
+    model = make_manifest(MODELS, source="hf://a/b/c.gguf", memoryBytes=text)
+    service = make_manifest(INFERENCE_SERVICES, modelRef="m", hardware={"memory": text}, promptCache=text)
+    is_accepted = parse_quantity(text) is not None
+    assert (problems(model) == []) == (problems(service) == []) == is_accepted
+    if is_accepted:
+        assert parse_size(text) == quantity_bytes(text) > 0
+    else:
+        assert f"give {SIZE_FORMS}" in str(problems(model)[0])
 
 
 @pytest.mark.parametrize(
@@ -50,6 +79,6 @@ def test_quantity_is_capped_as_kubernetes_does(quantity: int | str, size_bytes: 
 def test_text_of_a_million_digits_is_no_quantity_at_once(text: str) -> None:
     """It would take a minute to read it, in which the controller does nothing else."""
     assert parse_quantity(text) is None
-    with pytest.raises(ValueError, match="is not a quantity") as caught:
+    with pytest.raises(ValueError, match="is not a size: give a size such as 64Mi") as caught:
         quantity_bytes(text)
     assert len(str(caught.value)) < 200

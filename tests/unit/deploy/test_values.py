@@ -34,7 +34,7 @@ REFUSED = {
     ),
     "image.tag": ("-1", "a/b"),
     "image.pullSecrets": ("a..b", "Registry"),
-    "models.nodeCacheSize": ("500G", "0Gi", "1e3", "1" * 65),
+    "models.nodeCacheSize": ("500 gigs", "0Gi", "1e3", "1" * 65),
     "models.allowPrivateSources": ("10.1.0.0/33", "10.1.0.256", "10.1.0.0/16,10.2.0.0/16", "hub.example"),
 }
 """Values that make no sense, and with which the controller would not start, or its pods would get no image."""

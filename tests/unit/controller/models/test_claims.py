@@ -50,7 +50,7 @@ def test_raised_size_grows_the_volume_if_its_class_can() -> None:
     simulated = make_cached()
     simulated.expandable = {"standard"}
     jobs, claims = set(simulated.jobs), dict(simulated.claims)
-    simulated.edit(cache=CacheOptions(size="2Gi"))
+    simulated.edit(cache=CacheOptions(size="2 GiB"))
     plan = simulated.step()
     (patch,) = plan.patch
     assert patch.operations[0] == {

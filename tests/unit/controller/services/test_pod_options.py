@@ -99,6 +99,18 @@ def test_scaling_restarts_no_pod() -> None:
     assert templates[0] == templates[1]
 
 
+def test_sizes_are_stated_as_kubernetes_reads_them() -> None:
+    volumes = [{"name": "scratch", "emptyDir": {"sizeLimit": "1 GiB"}}]
+    resources = {"memory": "4GiB", "memoryLimit": "8 GB", "cpu": "500m"}
+    chat = as_service(service(resources=resources, pod={"volumes": volumes}))
+    choice = EngineChoice("llama.cpp", "cpu", VENDORS["cpu"], "4GiB")
+    spec = build_pod(chat, choice, MountedWeights("tiny-cache", "0123abcd/tiny.gguf"))
+    (engine,) = spec["initContainers"]
+    resources = engine["resources"]
+    assert (resources["requests"], resources["limits"]) == ({"memory": "4Gi", "cpu": "500m"}, {"memory": "8G"})
+    assert {"name": "user-scratch", "emptyDir": {"sizeLimit": "1Gi"}} in spec["volumes"]
+
+
 def test_memory_limit_is_stated_beside_the_devices() -> None:
     choice = EngineChoice("llama.cpp", "nvidia", VENDORS["nvidia"], "1Gi")
     chat = as_service(service(resources={"memoryLimit": "2Gi"}))
