@@ -19,6 +19,7 @@ from artifacts.errors import ArtifactError
 from artifacts.foreign_stores import ForeignStores
 from artifacts.inspect import inspect
 from artifacts.ollama_store import OllamaModel
+from artifacts.partial_download import translate_os_errors
 from artifacts.quantized_models import QuantizedModel, list_quantized_models, match_quantization
 from artifacts.repositories.repository import Listing, SourceAccess
 from artifacts.repositories.schemes import open_repository
@@ -98,7 +99,8 @@ class ModelLookup:
         if isinstance(name, OllamaName):
             return self._choose_of_ollama(text, name.name)
         if isinstance(name, HubName):
-            return await self._choose_of_hub(text, name, budget_bytes)
+            with translate_os_errors(self._folder):
+                return await self._choose_of_hub(text, name, budget_bytes)
         return ModelChoice(derive_name(parse(name.source)), name.source)
 
     @staticmethod
@@ -127,6 +129,10 @@ class ModelLookup:
 
     async def _choose_of_hub(self, text: str, name: HubName, budget_bytes: int) -> ModelChoice:
         """Return the file of a repository that serves the name, or the repository if it has no GGUF files."""
+        whole = ModelChoice(derive_name(parse(name.source)), name.source)
+        if not name.quantization and self._inspector.find_stored(name.source):
+            return whole  # a repository without GGUF files, which was served before
+
         record_path = self._folder / f"{hashlib.sha256(':'.join(name).encode()).hexdigest()[:16]}.json"
         record = durable.read(record_path, _FoundFile)
         stored = self._inspector.find_stored(record.source) if record else None
@@ -139,6 +145,8 @@ class ModelLookup:
         except ArtifactError as error:
             if error.reason in {"SourceNotFound", "SourceUnauthorized"}:
                 raise ModelNameError(text, f"{error.message}; else give {FORMS}") from error
+            if record and stored and error.reason == "SourceUnreachable":
+                return _choose_file(name, record, "stored here, and the hub cannot be asked for a smaller one")
             raise
         found, reason = await self._choose_model(text, name, listing, access, budget_bytes)
         if found is not None:
@@ -148,7 +156,7 @@ class ModelLookup:
         if name.quantization:
             problem = f"{name.repo} has no GGUF files to choose from: {name.repo} alone means the whole repository"
             raise ModelNameError(text, problem)
-        return ModelChoice(derive_name(parse(name.source)), name.source)
+        return whole
 
     async def _list_repository(self, name: HubName) -> tuple[Listing, SourceAccess]:
         """Return the files of a repository, and the settings to read them: at the hub, or in its cache.

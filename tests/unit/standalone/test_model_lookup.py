@@ -138,14 +138,14 @@ async def test_repository_of_several_models_is_refused_with_their_files(lookups:
         await lookups.start().find(text, ENOUGH)
 
 
-@pytest.mark.parametrize("text", [REPO, f"{REPO}:Q4_K_M", f"{REPO}:BF16"])
+@pytest.mark.parametrize("text", [REPO, f"{REPO}:Q4_K_M", f"{REPO}:BF16", "acme/folder"])
 async def test_name_that_was_served_before_needs_no_server(lookups: Lookups, hub: FileServer, text: str) -> None:
     first = await lookups.start().find(text, ENOUGH)
     await lookups.serve(first)
     hub.requests.clear()
     again = await lookups.start().find(text, ENOUGH)
     assert again._replace(note="") == first._replace(note="")
-    assert "chosen before, and stored here" in again.note or ":" in text
+    assert ("chosen before, and stored here" in again.note) == (text == REPO)
     assert hub.requests == []
 
 
@@ -174,6 +174,21 @@ async def test_name_is_looked_for_in_the_hubs_cache_while_the_hub_is_away(
 async def test_choice_that_no_longer_fits_is_made_anew(lookups: Lookups) -> None:
     await lookups.serve(await lookups.start().find(REPO, ENOUGH))
     assert (await lookups.start().find(REPO, 48 * MIB)).source.endswith("Q4_K_M.gguf")
+
+
+async def test_choice_that_no_longer_fits_stays_while_the_hub_is_away(lookups: Lookups, hub: FileServer) -> None:
+    first = await lookups.start().find(REPO, ENOUGH)
+    await lookups.serve(first)
+    hub.statuses.extend([503] * 50)
+    again = await lookups.start().find(REPO, 48 * MIB)
+    assert again.source == first.source
+    assert "the hub cannot be asked for a smaller one" in again.note
+
+
+async def test_record_that_cannot_be_read_is_an_error_with_its_path(lookups: Lookups, tmp_path: Path) -> None:
+    (tmp_path / "names").write_text("")
+    with pytest.raises(ArtifactError, match=rf"^{tmp_path}/names: "):
+        await lookups.start().find(REPO, ENOUGH)
 
 
 async def test_name_of_the_catalog_is_a_file_for_this_machine(lookups: Lookups) -> None:
