@@ -23,8 +23,8 @@ PAGE = (CHECKOUT / "docs" / "gateway.md").read_text()
 METRICS = (
     (CHECKOUT / "docs" / "metrics.md").read_text().partition("## Metrics of the gateway\n")[2].partition("\n## ")[0]
 )
-ELSEWHERE = {"foreign_origin"}
-"""An error of `pomona up` alone."""
+ELSEWHERE = {"foreign_origin", "model_loading"}
+"""Errors of `pomona up` alone."""
 STATUS = {status.name: str(status.value) for status in HTTPStatus}
 
 
