@@ -71,10 +71,12 @@ class Manifests:
 
         Models on demand are not all loaded together: two of them get room beside each other.
         """
-        services = self.services.values()
-        always = further + sum(wanted_replicas(service) for service in services if not is_on_demand(service))
-        on_demand = sum(is_on_demand(service) for service in services)
-        return memory_bytes // max(1, always + min(on_demand, _TOGETHER))
+        on_demand = sum(is_on_demand(service) for service in self.services.values())
+        return memory_bytes // max(1, further + self.count_always() + min(on_demand, _TOGETHER))
+
+    def count_always(self) -> int:
+        """Return the number of replicas that are always loaded."""
+        return sum(wanted_replicas(service) for service in self.services.values() if not is_on_demand(service))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import structlog
 from artifacts.errors import ArtifactError
 from artifacts.source import parse
 from controller.models.served import list_companions
-from crds.inferenceservice import InferenceService
+from crds.inferenceservice import InferenceService, is_on_demand
 from crds.model import Model
 from kube.backoff import backoff_seconds
 from kube.resources import ObjectKey
@@ -114,8 +114,14 @@ class ServiceDecisions:
         if last is not None and last[0] == inputs:
             return last
         # An equal part for each, so that all of the files fit beside each other.
-        share_bytes = self.manifests.divide(self._budget_bytes())
-        return inputs, desired.decide_assignments(service, self.models, share_bytes)
+        budget_bytes = self._budget_bytes()
+        share_bytes = self.manifests.divide(budget_bytes)
+        decision = desired.decide_assignments(service, self.models, share_bytes)
+        if is_on_demand(service) and any(one.spec.memory_bytes > share_bytes for one in decision.assignments):
+            # It does not fit beside another one on demand, so that it is alone with those that are always loaded.
+            alone_bytes = budget_bytes - share_bytes * self.manifests.count_always()
+            decision = desired.decide_assignments(service, self.models, alone_bytes)
+        return inputs, decision
 
     def _begin_inspection(self, key: ObjectKey) -> None:
         """Inspect a Model in a task, once tasks can be started."""
