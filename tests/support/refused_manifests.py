@@ -116,9 +116,7 @@ REFUSED_MANIFESTS = {
     "route whose only service stands in for itself": RefusedManifest(
         MODEL_ROUTES, {"fallbacks": [{"name": "code"}, {"name": "chat"}]}, "the only service stands in for itself"
     ),
-    "route with a cause of its own": RefusedManifest(
-        MODEL_ROUTES, {"fallbacks": [{"name": "code", "when": ["Bored"]}]}, "when"
-    ),
+    "route with a cause": RefusedManifest(MODEL_ROUTES, {"fallbacks": [{"name": "code", "when": ["Bored"]}]}, "when"),
     "route with five fallbacks": RefusedManifest(
         MODEL_ROUTES, {"fallbacks": [{"name": f"s{number}"} for number in range(5)]}, "fallbacks"
     ),
@@ -128,12 +126,8 @@ REFUSED_MANIFESTS = {
     "drain for which others would wait": RefusedManifest(
         INFERENCE_SERVICES, {"drainSeconds": 601}, "set spec.drainSeconds to 600 or less, or spec.evictionProtection"
     ),
-    "two numbers of replicas": RefusedManifest(
-        INFERENCE_SERVICES, {"replicas": 2, "scaling": {}}, "decides the number"
-    ),
-    "least above most": RefusedManifest(
-        INFERENCE_SERVICES, {"scaling": {"minReplicas": 2}}, "is less than minReplicas"
-    ),
+    "scaled twice": RefusedManifest(INFERENCE_SERVICES, {"replicas": 2, "scaling": {}}, "decides the number"),
+    "least above most": RefusedManifest(INFERENCE_SERVICES, {"scaling": {"minReplicas": 2}}, "less than min"),
     "drain of a day": RefusedManifest(
         INFERENCE_SERVICES, {"drainSeconds": 86_400, "evictionProtection": True}, "drainSeconds"
     ),
