@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
             # Subclasses of ClickException go on as they are; only the plain one has messages that others have written.
             if type(error) is not click.ClickException:
                 raise  # such as a usage error, which quotes what the user has typed
-            from cli.output import escape_controls  # noqa: PLC0415 - not needed for --help
+            from crds.text import escape_controls  # noqa: PLC0415 - not needed for --help
 
             raise click.ClickException(escape_controls(error.message)) from error
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import click
 
 from cli.api_objects import Obj
 from cli.options import Decorator
+from crds.text import escape_controls
 
 DATA_FORMATS: Final = frozenset({"json", "yaml"})
 """Formats for programs, which every command that prints facts has."""
@@ -57,17 +57,6 @@ def facts_option(default: str, *others: str) -> Decorator:
         type=click.Choice([default, *others, "json", "yaml"]),
         default=default,
         show_default=True,
-    )
-
-
-def escape_controls(text: str) -> str:
-    """Return text of others for a terminal: what would move its cursor or set its clipboard is shown as text.
-
-    Hosts, tenants and models write what commands print; ends of lines and tabs stay.
-    """
-    return "".join(
-        character if character in "\n\t" or unicodedata.category(character) != "Cc" else f"\\x{ord(character):02x}"
-        for character in text
     )
 
 

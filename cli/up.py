@@ -24,7 +24,8 @@ from cli.options import (
     gather_options,
     state_folder_option,
 )
-from cli.output import escape_controls, show_raw
+from cli.output import show_raw
+from crds.text import escape_controls
 from devices import host
 from devices.sockets import LOOPBACK
 from metal_agent.memory.ledger import Ledger, budget_bytes

@@ -16,6 +16,13 @@ def size_text(size_bytes: int) -> str:
     return f"{size:.1f} {_UNITS[unit]}" if unit else f"{size_bytes} B"
 
 
+def share_text(part_bytes: int, total_bytes: int | None) -> str:
+    """Return how much of a size is there: `1.0 GiB of 4.0 GiB, 25 %`; without the total if it is not known."""
+    if not total_bytes:
+        return size_text(part_bytes)
+    return f"{size_text(part_bytes)} of {size_text(total_bytes)}, {100 * part_bytes // total_bytes} %"
+
+
 def count_text(number: int) -> str:
     """Return a number of parameters in readable form: 8.0B, 137.0M."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):

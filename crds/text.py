@@ -1,9 +1,37 @@
-"""Text of users in messages: shortened, so that a message stays readable whatever an object states."""
+"""Text in messages: that of others shortened and harmless, so that it stays readable whatever it states, and times."""
 
+import math
+import unicodedata
 from collections.abc import Iterable
 from typing import Final
 
 SHOWN_LENGTH: Final = 64
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+_DAY: Final = 86400
+
+
+def escape_controls(text: str) -> str:
+    """Return text of others for a terminal: what would move its cursor or set its clipboard is shown as text.
+
+    Hosts, tenants and models write what commands print; ends of lines and tabs stay.
+    """
+    return "".join(
+        character if character in "\n\t" or unicodedata.category(character) != "Cc" else f"\\x{ord(character):02x}"
+        for character in text
+    )
+
+
+def countdown_text(seconds: float) -> str:
+    """Return the time until something happens, in whole seconds: `42 s`, `4:12`, `1:04:12`."""
+    # Rounded up: a time that is not over is not 0.
+    whole = max(0, math.ceil(min(seconds, _DAY)))
+    if whole >= _DAY:
+        return "a day or more"
+    if whole < _MINUTE:
+        return f"{whole} s"
+    minutes, rest = whole // _MINUTE, whole % _MINUTE
+    return f"{minutes}:{rest:02}" if whole < _HOUR else f"{whole // _HOUR}:{minutes % _MINUTE:02}:{rest:02}"
 
 
 def shorten_text(text: str, most: int = SHOWN_LENGTH) -> str:

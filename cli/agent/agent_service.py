@@ -16,7 +16,7 @@ import psutil
 from msgspec import structs
 
 from cli.options import PATH, STATE_FOLDER_TEXT, default_state_folder
-from cli.output import escape_controls
+from crds.text import escape_controls
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from launchd.launchctl import system_launchd, user_launchd
 from launchd.service_definition import PROGRAM, SYSTEM_LOGS, find_state_folder

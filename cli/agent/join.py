@@ -9,7 +9,7 @@ import click
 
 from cli import log
 from cli.options import default_state_folder, state_folder_option
-from cli.output import escape_controls
+from crds.text import escape_controls
 from launchd.service_definition import PROGRAM, STATE_OPTION
 from metal_agent.cluster.host_identity import FILE_NAME
 from metal_agent.join.exchange import JoinError, join_cluster

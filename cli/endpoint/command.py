@@ -19,8 +19,9 @@ from cli.endpoint.client_configuration import (
 )
 from cli.endpoint.gateway_address import GatewayAddress, find_gateway_address
 from cli.lazy import program_name
-from cli.output import escape_controls, print_note
+from cli.output import print_note
 from crds.gatewaykey import KEY_ENTRY, key_secret_name, may_use, read_key
+from crds.text import escape_controls
 from kube.resources import GATEWAY_KEYS, INFERENCE_SERVICES, SECRETS
 
 _PLACEHOLDER: Final = "MODEL"

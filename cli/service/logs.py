@@ -14,8 +14,9 @@ from cli.cluster_access import INTERRUPTED_EXIT, Cluster, read_object, run_in_cl
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
-from cli.output import escape_controls, show_raw
+from cli.output import show_raw
 from crds.meta import DEFAULT_CONTAINER, LABEL_SERVICE
+from crds.text import escape_controls
 from kube.errors import ApiError, Forbidden
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS
 

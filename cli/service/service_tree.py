@@ -7,11 +7,12 @@ from typing import Final
 import msgspec
 
 from cli.api_objects import Obj, count_serving, find_condition, has_condition
-from cli.output import age_text, escape_controls, wrap_text
+from cli.output import age_text, wrap_text
 from cli.service.verdict import Verdict
 from crds.inferenceservice import ScaledService, wanted_replicas
 from crds.meta import QUEUE_GATE
-from crds.size import size_text
+from crds.size import share_text
+from crds.text import escape_controls
 
 _LEAST_WIDTH: Final = 20
 _BRANCH: Final = ("├─ ", "│  ")
@@ -173,7 +174,7 @@ def _build_process(process: Obj, hosts: Mapping[str, Obj]) -> TreeNode:
     progress = status.get("progress", {})
     if phase == "Fetching" and progress.get("totalBytes"):
         here, total = progress.get("bytes", 0), progress["totalBytes"]
-        texts.append(f"downloaded {size_text(here)} of {size_text(total)}, {100 * here // total} %")
+        texts.append(f"downloaded {share_text(here, total)}")
     if restarts := status.get("restarts"):
         texts.append(f"its engine was restarted {restarts} time{'s' if restarts > 1 else ''}")
 

@@ -164,11 +164,14 @@ async def test_sigterm_ends_a_fetch_and_keeps_the_partial_download(
 
 
 def test_progress_in_a_log_is_an_occasional_line(capsys: pytest.CaptureFixture[str]) -> None:
-    now = iter([0.0, 9.0, 10.0, 10.0, 19.0, 21.0, 21.0])
+    now = iter([0.0, 0.0, 5.0, 10.0, 15.0, 20.0])
     lines = _ProgressLines("a.gguf", lambda: next(now))
-    for done in (1, 1 << 20, 2 << 20, 3 << 20):
-        lines.show(done, 4 << 20)
-    assert capsys.readouterr().err == "a.gguf: 1.0 MiB of 4.0 MiB (25 %)\na.gguf: 3.0 MiB of 4.0 MiB (75 %)\n"
+    for done in range(1, 6):
+        lines.show(done << 20, 8 << 20)
+    assert capsys.readouterr().err == (
+        "a.gguf: 3.0 MiB of 8.0 MiB, 37 %, 204.8 KiB/s, 25 s left\n"
+        "a.gguf: 5.0 MiB of 8.0 MiB, 62 %, 204.8 KiB/s, 15 s left\n"
+    )
 
 
 def test_name_of_a_file_is_no_markup_of_its_progress(

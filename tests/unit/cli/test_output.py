@@ -12,13 +12,13 @@ from cli.output import (
     TableColumn,
     age_text,
     dim,
-    escape_controls,
     name_of,
     print_facts,
     print_objects,
     render_table,
     wrap_text,
 )
+from crds.text import escape_controls
 
 SERVICE = {
     "apiVersion": "inference.pomona.dev/v1alpha1",
@@ -110,16 +110,6 @@ def test_wrapped_text_keeps_its_own_lines_and_blanks() -> None:
 @given(st.text(), st.integers(min_value=20, max_value=100))
 def test_wrapped_text_loses_no_word(text: str, width: int) -> None:
     assert "".join("".join(wrap_text(text, width, "  ")).split()) == "".join(escape_controls(text).split())
-
-
-@given(st.text())
-def test_text_of_others_moves_no_cursor(text: str) -> None:
-    shown = escape_controls(text)
-    assert not {character for character in shown if ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0} - {
-        "\n",
-        "\t",
-    }
-    assert escape_controls(shown) == shown
 
 
 @pytest.mark.parametrize(

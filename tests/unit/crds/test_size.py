@@ -2,7 +2,7 @@
 
 import pytest
 
-from crds.size import size_text
+from crds.size import GIB, share_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,16 @@ from crds.size import size_text
 )
 def test_size_is_printed_in_its_unit(size_bytes: int, text: str) -> None:
     assert size_text(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("part_bytes", "total_bytes", "text"),
+    [
+        (GIB, 4 * GIB, "1.0 GiB of 4.0 GiB, 25 %"),
+        (4 * GIB - 1, 4 * GIB, "4.0 GiB of 4.0 GiB, 99 %"),
+        (GIB, None, "1.0 GiB"),
+        (0, 0, "0 B"),
+    ],
+)
+def test_share_is_rounded_down_and_needs_a_total(part_bytes: int, total_bytes: int | None, text: str) -> None:
+    assert share_text(part_bytes, total_bytes) == text
