@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -31,23 +32,26 @@ from devices.sockets import LOOPBACK
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.options import StartError
 from metal_agent.state_folder import HAND_OVER, own_folder
-from standalone import desired, manifests, single, view
+from standalone import desired, manifests, single
 from standalone.ask import AskError, ask
+from standalone.change_lines import ChangePrinter, LogFormat
 from standalone.client_access import ApiKey, ClientAccess, parse_address, parse_host, parse_origin, read_api_keys
 from standalone.live_files import LiveFiles
 from standalone.machine import Machine, StandaloneOptions, UserSignals
 from standalone.manifests import ManifestError, Manifests
+from standalone.view import print_line, show_table
 
 PORT: Final = 8080
 
 
 class _Demand(NamedTuple):
-    """The arguments that say what is served."""
+    """The arguments that say what is served, and how that is shown."""
 
     files: tuple[Path, ...]
     sources: tuple[str, ...]
     question: str | None
     memory_budget: int | None
+    log_format: LogFormat
 
 
 def _build_access(
@@ -105,6 +109,13 @@ def _build_access(
 @allow_private_sources
 @click.option("--memory-budget", type=SIZE, help="Maximum memory for all models together, such as 12GiB.")
 @click.option("--ask", "question", help="Send this question to the first service, print the answer, and stop.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="text is a table on a terminal, and a line for each change elsewhere; json is a line of JSON for each.",
+)
 def command(
     files: tuple[Path, ...],
     *,
@@ -115,6 +126,7 @@ def command(
     allowed_networks: Networks,
     memory_budget: int | None,
     question: str | None,
+    log_format: LogFormat,
 ) -> None:
     """Serve the Models and InferenceServices of FILES on this machine, without a cluster.
 
@@ -148,7 +160,7 @@ def command(
                 log.to_file(folder / "up.log")
             endpoint, token = outcome.read_endpoint(), outcome.read_hub_token()
             options = StandaloneOptions(folder, port, endpoint, token, allowed_networks, access)
-            demand = _Demand(files, sources, question, memory_budget)
+            demand = _Demand(files, sources, question, memory_budget, log_format)
             served = asyncio.run(_serve(loaded, demand, options))
     except ManifestError as error:
         for problem in error.problems:
@@ -193,9 +205,8 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
             machine = Machine(
                 manifests, options, session, Ledger(allowed_bytes, memory_bytes=host_facts.memory_bytes), signals
             )
-        console = Console(stderr=question is not None)
         asking = asyncio.create_task(_ask_and_stop(machine, question)) if question is not None else None
-        beside = {asyncio.create_task(work) for work in _list_work_beside(machine, console, demand, of_files)}
+        beside = {asyncio.create_task(work) for work in _list_work_beside(machine, demand, of_files)}
         try:
             await machine.run()
         finally:
@@ -211,31 +222,33 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
         # A question that has ended by itself has printed its own outcome.
         if machine.failure and (asking is None or asking.cancelled()):
             raise StartError(machine.failure)
-        if signals.hand_over.is_set():
-            console.print("handed over to `pomona agent`, which keeps everything running", markup=False)
         if asking is None:
             return True
         return not asking.cancelled() and asking.result()
 
 
-def _list_work_beside(
-    machine: Machine, console: Console, demand: _Demand, of_files: Manifests
-) -> list[Coroutine[Any, Any, None]]:
+def _list_work_beside(machine: Machine, demand: _Demand, of_files: Manifests) -> list[Coroutine[Any, Any, None]]:
     """Return the work beside the machine: the display of its state, and the watch over its files."""
-    # With a question, standard output is for the answer: the state goes to standard error.
-    on_terminal = console.is_terminal and demand.question is None
-    work = [view.show_table(machine, console, _hint) if on_terminal else view.print_changes(machine, console.file)]
-    if demand.files and demand.question is None:
+    # 1. The display. With a question, standard output is for the answer: the state goes to standard error.
+    is_asked = demand.question is not None
+    out = sys.stderr if is_asked else sys.stdout
+    console = Console(file=out, highlight=False)
+    # A variable such as FORCE_COLOR makes no terminal of a file, and a dumb terminal cannot draw in place.
+    if demand.log_format == "text" and not is_asked and out.isatty() and not console.is_dumb_terminal:
+        work = [show_table(machine, console, _hint)]
+        report = functools.partial(print_line, console)
+    else:
+        printer = ChangePrinter(machine, out, demand.log_format)
+        work = [printer.run()]
+        report = functools.partial(printer.print_event, "files")
+
+    # 2. The files.
+    if demand.files and not is_asked:
         further = machine.manifests.without(of_files)  # those of --model
-        work.append(
-            LiveFiles(
-                demand.files,
-                further,
-                machine.manifests,
-                replace=machine.replace_manifests,
-                report=lambda line: console.print(escape_controls(line), markup=False, soft_wrap=True),
-            ).run()
+        files = LiveFiles(
+            demand.files, further, machine.manifests, replace=machine.replace_manifests, report=report
         )
+        work.append(files.run())
     return work
 
 

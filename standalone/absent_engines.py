@@ -3,11 +3,12 @@
 The output shows them, and the proxy lets requests wait for an engine or refuses them with the reason.
 """
 
+import time
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import structs
 
-from crds.metalprocess import FetchProgress
+from artifacts.transfer_rate import TransferProgress
 from kube.resources import ObjectKey
 from metal_agent.lifecycle import LOG_HINT
 from metal_agent.traffic.exposure import build_backend
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class Sleep(NamedTuple):
     """The state of a model on demand that is not loaded."""
 
-    phase: Literal["Idle", "Downloading"]
-    progress: FetchProgress | None = None
+    phase: Literal["Idle", "Waiting", "Downloading"]
+    """Waiting: it is asked for, and loaded once other models have made room."""
+    progress: TransferProgress | None = None
     """Progress of the download of its weights."""
     problem: str = ""
     """The reason why it cannot be loaded now, or its weights cannot be fetched."""
@@ -34,8 +36,10 @@ def find_sleep(machine: "Machine", key: ObjectKey) -> Sleep | None:
     if not assignments or not machine.on_demand.is_unwanted(key):
         return None
     uids, prefetch = [assignment.uid for assignment in assignments], machine.prefetch
-    if progress := next((prefetch.progress[uid] for uid in uids if uid in prefetch.progress), None):
-        return Sleep("Downloading", progress)
+    if transfer := next((prefetch.transfers[uid] for uid in uids if uid in prefetch.transfers), None):
+        return Sleep("Downloading", transfer.read(time.monotonic()))
+    if str(key) in machine.on_demand.short_of_room:
+        return Sleep("Waiting")
     problems = [machine.on_demand.too_large.get(str(key)), *map(prefetch.problems.get, uids)]
     return Sleep("Idle", problem=next(filter(None, problems), ""))
 

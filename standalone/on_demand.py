@@ -24,7 +24,7 @@ from metal_agent.assignments import Assignment
 from metal_agent.supervise.host_parts import RunnerContext
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
-from standalone.on_demand_plan import OnDemandModel, Stage, plan_loads
+from standalone.on_demand_plan import LoadPlan, OnDemandModel, Stage, plan_loads
 
 if TYPE_CHECKING:
     from standalone.machine import Machine
@@ -65,6 +65,8 @@ class OnDemandLoader:
         self._times: defaultdict[ObjectKey, _ModelTimes] = defaultdict(_ModelTimes)
         self.too_large: Mapping[str, str] = {}
         """By name, the reason why a model cannot be loaded, whatever is unloaded."""
+        self.short_of_room: frozenset[str] = frozenset()
+        """Names of the models that are asked for, and are loaded once others have made room."""
 
     def is_unwanted(self, key: ObjectKey) -> bool:
         """Return whether a service is on demand, and its model should not be loaded now."""
@@ -143,7 +145,16 @@ class OnDemandLoader:
         if plan.load or plan.unload or plan.too_large != self.too_large:
             self.too_large = plan.too_large
             self._machine.run_wanted()
+        self._note_short_of_room(models, plan)
         return plan.next_seconds
+
+    def _note_short_of_room(self, models: Collection[OnDemandModel], plan: LoadPlan) -> None:
+        """Note which models wait for room; that others do is a change for the output."""
+        asked = {model.name for model in models if model.is_wanted and model.stage == "unloaded"}
+        short = frozenset(asked.difference(plan.load, plan.too_large))
+        if short != self.short_of_room:
+            self.short_of_room = short
+            self._machine.changes.note()
 
     def _list_assignments(self, key: ObjectKey) -> Collection[Assignment]:
         """Return the processes of a service; none if it cannot be served."""

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from artifacts.errors import ArtifactError
-from crds.metalprocess import FetchProgress
+from artifacts.transfer_rate import TransferMeter
 from gateway.change_counter import ChangeCounter
 from kube.backoff import backoff_seconds
 from metal_agent.assignments import Assignment
@@ -41,8 +41,8 @@ class WeightsPrefetch:
         """The time from which on a fetch that failed is tried again, by uid."""
         self._failures: Counter[str] = Counter()
         """Failures in a row, by uid."""
-        self.progress: dict[str, FetchProgress] = {}
-        """Progress of the weights that are being fetched, by uid."""
+        self.transfers: dict[str, TransferMeter] = {}
+        """Measures of the weights that are being fetched, by uid."""
         self.problems: dict[str, str] = {}
         """The reason why weights could not be fetched, by uid."""
 
@@ -83,12 +83,15 @@ class WeightsPrefetch:
         else:
             self.problems.pop(uid, None)
         finally:
-            self.progress.pop(uid, None)
+            self.transfers.pop(uid, None)
             self._changes.note()
 
     def _note_progress(self, uid: str, fetched_bytes: int, total_bytes: int | None) -> None:
-        """Note how much of the weights has come, for the output."""
-        self.progress[uid] = FetchProgress(bytes=fetched_bytes, total_bytes=total_bytes)
+        """Note how much of the weights has come. That some has is a change; how much is read when it is shown."""
+        is_first = uid not in self.transfers
+        self.transfers.setdefault(uid, TransferMeter()).note(fetched_bytes, total_bytes, time.monotonic())
+        if is_first:
+            self._changes.note()
 
     def _forget_others(self, uids: Collection[str]) -> None:
         """Unlock the weights of all but these assignments, and forget their failures."""

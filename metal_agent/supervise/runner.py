@@ -11,6 +11,7 @@ from msgspec import structs
 
 from artifacts.errors import ArtifactError
 from artifacts.source import parse
+from artifacts.transfer_rate import TransferMeter
 from crds.meta import PRIORITY_RANK
 from crds.metalprocess import HOLDS_NO_MEMORY, FetchProgress, LastExit, MetalProcessSpec, MetalProcessStatus, with_edits
 from kube.time import rfc3339
@@ -56,6 +57,7 @@ class Runner:
         self.record = record
         self._record_written = True  # False: the last write failed, and `write_record` tries again
         self.progress: FetchProgress | None = None
+        self.transfer = TransferMeter()  # measures its fetches
         self.removed = False  # True if the process is no longer assigned to this host
         self.is_answering = True
         """False from a call of `check_liveness` until a check finds the engine alive; True when it becomes Ready."""
@@ -375,6 +377,7 @@ class Runner:
     def _on_progress(self, fetched_bytes: int, total_bytes: int | None) -> None:
         """Note the progress of a fetch, and report it if the last report is more than a second old."""
         self.progress = FetchProgress(bytes=fetched_bytes, total_bytes=total_bytes)
+        self.transfer.note(fetched_bytes, total_bytes, time.monotonic())
         if time.monotonic() - self._progress_reported_at >= PROGRESS_SECONDS:
             self._progress_reported_at = time.monotonic()
             self._host.changed(self)

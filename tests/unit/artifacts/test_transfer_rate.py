@@ -36,7 +36,7 @@ def test_resumed_bytes_are_progress_and_no_rate() -> None:
 
 
 def test_file_that_is_there_already_is_no_rate() -> None:
-    """Of several files, one may be there, or continued, while others come."""
+    """One of several files may be there, or continued, while others come."""
     running = stream(100.0, 5.0, 0, MIB)
     after = stream(105.01, 5.0, 5 * MIB + 2 * GIB, MIB)
     assert measure(running + after, 4 * GIB).read(110.01).bytes_per_second == pytest.approx(MIB, rel=0.01)
