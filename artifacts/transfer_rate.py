@@ -14,7 +14,7 @@ PROGRESS_SECONDS: Final = 10.0
 """Interval between two lines of progress of the same transfer, where lines stay."""
 _WINDOW_SECONDS: Final = 10.0
 """Time over which the mean is taken. A longer pause without any bytes begins a new transfer."""
-_SAMPLE_SECONDS: Final = 0.5
+_SAMPLE_SECONDS: Final = 1.0
 _LEAST_SECONDS: Final = 1.0
 """Time of a transfer before which its rate would be an accident."""
 _FOUND_BYTES: Final = 16 << 20
@@ -51,8 +51,11 @@ class TransferMeter:
         self._last = _Sample(0.0, 0)
         self._total_bytes: int | None = None
 
-    def note(self, done_bytes: int, total_bytes: int | None, now: float) -> None:
-        """Note that so many bytes are there now; it may be called for each block."""
+    def note(self, done_bytes: int, total_bytes: int | None, now: float) -> bool:
+        """Note that so many bytes are there now; it may be called for each block.
+
+        Return True about once a second, when that is worth a report.
+        """
         has_other_total = None not in {total_bytes, self._total_bytes} and total_bytes != self._total_bytes
         is_new = done_bytes < self._last.bytes or has_other_total or now - self._last.at > _WINDOW_SECONDS
         if is_new or not self._samples:
@@ -61,10 +64,12 @@ class TransferMeter:
             self._leave_out_found(done_bytes - self._last.bytes, now - self._last.at)
         self._last, self._total_bytes = _Sample(now, done_bytes), total_bytes
 
-        if not self._samples or now - self._samples[-1].at >= _SAMPLE_SECONDS:
-            self._samples.append(self._last)
-            while len(self._samples) > 1 and self._samples[1].at <= now - _WINDOW_SECONDS:
-                self._samples.popleft()
+        if self._samples and now - self._samples[-1].at < _SAMPLE_SECONDS:
+            return False
+        self._samples.append(self._last)
+        while len(self._samples) > 1 and self._samples[1].at <= now - _WINDOW_SECONDS:
+            self._samples.popleft()
+        return True
 
     def _leave_out_found(self, more_bytes: int, seconds: float) -> None:
         """Count bytes that no network brings so fast as if they had been there from the beginning."""
@@ -72,7 +77,7 @@ class TransferMeter:
             self._samples = deque(_Sample(sample.at, sample.bytes + more_bytes) for sample in self._samples)
 
     def read(self, now: float) -> TransferProgress:
-        """Return the progress; a transfer from which nothing comes becomes slower with the time."""
+        """Return the progress; if nothing comes, the rate becomes less with the time."""
         done_bytes, total_bytes = self._last.bytes, self._total_bytes
         if not self._samples:
             return TransferProgress(done_bytes, total_bytes)

@@ -245,9 +245,7 @@ def _list_work_beside(machine: Machine, demand: _Demand, of_files: Manifests) ->
     # 2. The files.
     if demand.files and not is_asked:
         further = machine.manifests.without(of_files)  # those of --model
-        files = LiveFiles(
-            demand.files, further, machine.manifests, replace=machine.replace_manifests, report=report
-        )
+        files = LiveFiles(demand.files, further, machine.manifests, replace=machine.replace_manifests, report=report)
         work.append(files.run())
     return work
 

@@ -23,6 +23,8 @@ def describe_detail(row: ServiceRow) -> str:
         texts.append(_describe_load(row))
     elif row.phase == "Waiting":
         texts.append("waiting for memory that other models use")
+    if row.note:
+        texts.append(" ".join(row.note.split()))
     if row.unload_seconds is not None:
         texts.append(f"unloads in {countdown_text(row.unload_seconds)}")
     elif row.idle_limit_seconds is not None and row.running is not None:

@@ -36,7 +36,9 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     phase: str
     """That of its worst replica; or Degraded, Suspended, Idle, Waiting (for memory) or Downloading (ahead)."""
     message: str = ""
-    """The problem, or a remark, in words."""
+    """The reason for its phase, in words."""
+    note: str = ""
+    """A remark, in words: on weights that serve, or on an edit that does not."""
     replicas: int | None = None
     ready_replicas: int | None = None
     bytes: int | None = None
@@ -126,24 +128,16 @@ def build_row(
             return ServiceRow(service=name, phase="Pending")
         return ServiceRow(service=name, phase=decision.problem.phase, message=decision.problem.message)
 
-    # 2. The phase: all replicas are ready, or some; if none is, it is that of the worst, whose message is shown.
+    # 2. With replicas: the facts that belong to their phase.
     worst = worst_last[-1]
     ready = sum(replica.status.phase == "Ready" for replica in worst_last)
-    phase = "Ready" if ready == len(worst_last) else "Degraded"
-    message = worst.status.message.replace(LOG_HINT, "")
-    if ready == 0:
-        phase = worst.status.phase
-    if ready and not answers:  # the proxy does not know the loaded engine yet
-        phase, message = "Starting", "loaded; waiting for the endpoint"
-    if phase == "Ready" and decision.note:
-        message = f"{message}; {decision.note}" if message else decision.note
-
-    # 3. The facts that belong to the phase.
+    phase, message = _judge_phase(worst.status, ready, len(worst_last), answers=answers)
     measured = [replica.used_bytes for replica in worst_last if replica.used_bytes]
     row = ServiceRow(
         service=name,
         phase=phase,
         message=message,
+        note=_describe_note(decision, phase),
         replicas=len(worst_last),
         ready_replicas=ready,
         memory_bytes=sum(measured) if measured else None,
@@ -156,6 +150,22 @@ def build_row(
     if phase == "Ready":
         row = _add_unload(row, load, stats)
     return _add_counts(row, stats)
+
+
+def _judge_phase(worst: MetalProcessStatus, ready: int, replicas: int, *, answers: bool) -> tuple[str, str]:
+    """Return the phase of a service and its message: all replicas are ready, or some, or the worst one says why not."""
+    if ready and not answers:  # the proxy does not know the loaded engine yet
+        return "Starting", "loaded; waiting for the endpoint"
+    phase = worst.phase if ready in {0, replicas} else "Degraded"
+    return phase, worst.message.replace(LOG_HINT, "")
+
+
+def _describe_note(decision: Decision, phase: str) -> str:
+    """Return the remark on a service with replicas."""
+    notes = [decision.note if phase == "Ready" else ""]
+    if decision.problem is not None:  # of an edit: the replicas are those from before
+        notes.append(f"the last edit is not served: {decision.problem.message}")
+    return "; ".join(filter(None, notes))
 
 
 def _add_download(row: ServiceRow, progress: TransferProgress | None) -> ServiceRow:

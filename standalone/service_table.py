@@ -67,7 +67,7 @@ def _draw_blocks(console: Console, rows: Sequence[ServiceRow]) -> tuple[Text, li
         styles = {"SERVICE": "dim" if is_resting else "bold", "PHASE": _STYLES.get(row.phase, "yellow")}
         facts = [_draw_line({**row_cells, "SERVICE": name}, widths, styles)]
         facts += [Text(part, styles["SERVICE"]) for part in rest]
-        detail = _wrap(console, describe_detail(row), "" if row.message else "dim", _GAP)
+        detail = _wrap(console, describe_detail(row), "" if row.message or row.note else "dim", _GAP)
         blocks.append(_Block(row, facts, detail))
     return _draw_line(_TITLES, widths, dict.fromkeys(_TITLES, "bold")), blocks
 
@@ -131,7 +131,8 @@ def _shorten(blocks: Sequence[_Block], most_lines: int) -> list[_Block]:
     those that rest, then others.
     """
     kept = [
-        block._replace(detail=[]) if block.row.phase == "Ready" and not block.row.message else block for block in blocks
+        block._replace(detail=[]) if block.row.phase == "Ready" and not block.row.message + block.row.note else block
+        for block in blocks
     ]
     resting = [block for block in reversed(kept) if block.row.phase in _RESTING]
     others = [block for block in reversed(kept) if block.row.phase not in _RESTING]

@@ -34,7 +34,6 @@ from metal_agent.weights import PinnedWeights
 from runtimes.daemon import UNKNOWN_MODEL, DaemonError
 from runtimes.registry import RUNTIMES
 
-PROGRESS_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 1.0
 """Time for the proxy to answer at the end of a drain."""
 _END_AGAIN_SECONDS: Final = 5.0
@@ -70,7 +69,6 @@ class Runner:
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()  # handled by `run`, one after the other
         self._actions_task: asyncio.Task[None] | None = None  # performs the actions of the state
         self.log_path = host.folder / "logs" / log_files.engine_log_name(assignment.namespace, assignment.name)
-        self._progress_reported_at = 0.0
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
         count_requests = partial(host.exposure.requests, assignment.uid)
         self._liveness = LivenessWatch(self.find_engine, count_requests, on_check=self._note_check, log=self._log)
@@ -375,11 +373,9 @@ class Runner:
         self._weights = weights
 
     def _on_progress(self, fetched_bytes: int, total_bytes: int | None) -> None:
-        """Note the progress of a fetch, and report it if the last report is more than a second old."""
+        """Note the progress of a fetch, and report it about once a second."""
         self.progress = FetchProgress(bytes=fetched_bytes, total_bytes=total_bytes)
-        self.transfer.note(fetched_bytes, total_bytes, time.monotonic())
-        if time.monotonic() - self._progress_reported_at >= PROGRESS_SECONDS:
-            self._progress_reported_at = time.monotonic()
+        if self.transfer.note(fetched_bytes, total_bytes, time.monotonic()):
             self._host.changed(self)
 
     def _spawn(self, group: asyncio.TaskGroup) -> ProcessEvent:

@@ -38,6 +38,7 @@ COUNTS: dict[str, Any] = {"requests": 1234, "failed_requests": 0, "running": 0, 
             "loading, longer than usual, 1.0 GiB of about 4.0 GiB",
         ),
         (ServiceRow(service="a", phase="Starting", message="it answers 503"), "it answers 503"),
+        (ServiceRow(service="a", phase="Starting", note="the last edit is bad"), "loading; the last edit is bad"),
         (ServiceRow(service="a", phase="Ready", replicas=1, ready_replicas=1), ""),
         (
             ServiceRow(service="a", phase="Degraded", message="crashed", replicas=2, ready_replicas=1),

@@ -117,7 +117,14 @@ def test_service_is_ready_once_endpoint_leads_to_it() -> None:
     row = build_row("chat", Decision(), [READY], answers=False)
     assert (row.phase, row.message) == ("Starting", "loaded; waiting for the endpoint")
     assert build_row("chat", Decision(), [READY], answers=True).phase == "Ready"
-    assert build_row("chat", Decision(note="old weights"), [READY]).message == "old weights"
+
+
+def test_remarks_are_beside_the_reason_of_the_phase() -> None:
+    assert build_row("chat", Decision(note="old weights"), [READY]).note == "old weights"
+    assert build_row("chat", Decision(note="old weights"), [STARTING]).note == ""
+    edited = Decision(problem=ServiceProblem("Because", "no such Model", "Failed"))
+    row = build_row("chat", edited, [ReplicaFacts(MetalProcessStatus(phase="Failed", message="crashed"))])
+    assert (row.phase, row.message, row.note) == ("Failed", "crashed", "the last edit is not served: no such Model")
 
 
 @pytest.mark.parametrize("sleep", [Sleep("Idle"), None])
