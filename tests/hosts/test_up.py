@@ -1,16 +1,13 @@
 """`pomona up` as its owner runs it: a process of its own, real engines, one endpoint, and a graceful end."""
 
-import asyncio
 import contextlib
 import gzip
 import json
 import os
 import re
-import select
 import shlex
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from backports import zstd
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from kube.resources import MODELS
-from metal_agent.native.process import OWNER_VARIABLE, kill_strays
+from metal_agent.native.process import OWNER_VARIABLE
 from tests.controlplane.process import CHECKOUT
 from tests.support.api_objects import GIB
 from tests.support.daemons.host_daemons import long_request
@@ -248,39 +245,6 @@ async def test_second_ctrl_c_ends_although_a_daemon_unloads_nothing(
             os.kill(up.process.pid, signal.SIGINT)
             assert await up.ends() == 0
         assert "chat: its engine has not ended" in up.said
-
-
-async def test_table_on_a_terminal_shows_the_state(weights: Path, tmp_path: Path) -> None:
-    terminal, theirs = os.openpty()
-    state = tmp_path / "state"
-    argv = [sys.executable, "-m", "cli.main", "up", f"--model={weights}", f"--state-dir={state}", "--port=0"]
-    up = await asyncio.create_subprocess_exec(
-        *argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=CHECKOUT, env={**os.environ, "COLUMNS": "120"}
-    )
-    os.close(theirs)
-    drawn = b""
-
-    def shows(pattern: bytes) -> bool:
-        nonlocal drawn
-        while select.select([terminal], [], [], 0)[0]:
-            try:
-                drawn += os.read(terminal, 1 << 16)
-            except OSError:  # the other end is closed
-                break
-        return re.search(pattern, drawn) is not None
-
-    try:
-        await eventually(lambda: shows(rb"tiny[^\n]*Ready"))
-        await eventually(lambda: shows(rb"curl http://127.0.0.1:\d+/v1/chat/completions"))
-        up.send_signal(signal.SIGINT)
-        await eventually(lambda: shows(rb"everything is stopped\s"))
-        assert await asyncio.wait_for(up.wait(), 90) == 0
-        assert b"endpoint" not in drawn.rpartition(b"everything is stopped")[2]
-    finally:
-        if up.returncode is None:
-            up.kill()
-        os.close(terminal)
-        await kill_strays(state, ())
 
 
 async def test_question_is_answered_on_standard_output_and_everything_is_stopped(start: Start, weights: Path) -> None:
