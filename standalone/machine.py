@@ -359,7 +359,9 @@ class Machine:
                     continue
                 states = [runner.state for runner in self.list_replicas(key)]
                 self.ever_served.update(key for state in states if state.phase == "Ready")
-                failures[key.name] = "" if key in self.ever_served else desired.describe_failure(decision, states)
+                # The next request for a model on demand loads it again, so that only its decision counts.
+                failure = desired.describe_failure(decision, [] if self.on_demand.has(key) else states)
+                failures[key.name] = "" if key in self.ever_served else failure
 
             if failures and all(failures.values()):
                 self.failure = "; ".join(f"{name}: {failure}" for name, failure in failures.items())

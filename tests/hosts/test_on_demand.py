@@ -115,6 +115,8 @@ async def test_engine_that_cannot_be_loaded_is_reported_to_those_who_ask(
     status, said = await ask(url, "one")
     assert status == 503
     assert "the engine exited with exit code 3: error: no such device" in said
+    assert (await ask(url, "one"))[0] == 503
+    assert up.process.running, "its next request may succeed"
 
 
 @pytest.mark.parametrize("seed", range(3))

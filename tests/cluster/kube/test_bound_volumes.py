@@ -93,5 +93,5 @@ async def test_volume_that_may_not_be_read_is_left_to_the_scheduler(plane: Contr
     with capture_logs() as logs:
         async with running(volumes.run(leading)):
             await eventually(lambda: volumes.find_nodes(pod(namespace)) is None)
-    assert [log["event"] for log in logs] == ["volume_refused"]
+    assert {log["event"] for log in logs} == {"volume_refused"}  # one for each try, and a busy machine has two
     await transport.close()
