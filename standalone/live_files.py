@@ -59,11 +59,19 @@ class LiveFiles:
                 self._report_problems(error.problems)
                 continue
             self._last_problems = ()
-            if change := describe_change(self._served, manifests):
-                log.info("files_changed", change=change)
-                self._served = manifests
-                self._replace(manifests)
-                self._report(f"files changed: {change}")
+            try:
+                self._apply(manifests)
+            except Exception as error:
+                log.exception("files_not_applied")
+                self._report_problems([f"internal error: {type(error).__name__}: {error}"])
+
+    def _apply(self, manifests: Manifests) -> None:
+        """Serve the manifests, and print what has changed."""
+        if change := describe_change(self._served, manifests):
+            log.info("files_changed", change=change)
+            self._served = manifests
+            self._replace(manifests)
+            self._report(f"files changed: {change}")
 
     def _report_problems(self, problems: Sequence[str]) -> None:
         """Print the problems of the files, once."""

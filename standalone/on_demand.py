@@ -107,7 +107,7 @@ class OnDemandLoader:
             seen_changes = self._machine.changes.count
             try:
                 demand = demand or await self._proxy.client.wait_demand(0, 0.0)
-                due_seconds = self._decide({service.name: service for service in demand.services}, time.monotonic())
+                due_seconds = self._try_decide(demand)
                 demand = await self._wait_change(seen_changes, demand.changes, due_seconds)
             except (ControlUnreachableError, ControlRefusedError) as error:
                 log.warning("demand_unknown", error=str(error))
@@ -131,6 +131,14 @@ class OnDemandLoader:
             for task in (changed, asked):
                 task.cancel()
             await asyncio.gather(changed, asked, return_exceptions=True)
+
+    def _try_decide(self, demand: Demand) -> float | None:
+        """Decide; a defect in that ends no engine, and is met again at the next change."""
+        try:
+            return self._decide({service.name: service for service in demand.services}, time.monotonic())
+        except Exception:
+            log.exception("on_demand_failed")
+            return None
 
     def _decide(self, demand: Mapping[str, ServiceDemand], now: float) -> float | None:
         """Take a sample, decide, and carry the decision out; return the time after which the next one is due."""

@@ -74,8 +74,9 @@ class WeightsPrefetch:
             self._held[uid] = await self._context.weights.fetch(
                 assignment.namespace, spec, tokens, functools.partial(self._note_progress, uid)
             )
-        except (ArtifactError, OSError) as error:
-            log.warning("prefetch_failed", service=spec.service_name, error=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other models are fetched
+            expected = isinstance(error, ArtifactError | OSError)
+            log.warning("prefetch_failed", service=spec.service_name, error=str(error), exc_info=not expected)
             self._failures[uid] += 1
             pause = backoff_seconds(self._failures[uid], first=_FIRST_RETRY_SECONDS, most=_LAST_RETRY_SECONDS)
             self._retry_at[uid] = time.monotonic() + pause

@@ -143,6 +143,8 @@ class Listeners:
         """Leave listening to the proxy that has taken over; requests go on, also those that wait in queues."""
         self._draining = True
         for service in self.services.values():
+            if service.is_asleep:
+                service.queue.refuse_waiting(lambda _: False)  # this proxy is not told that an engine is loaded
             if service.sharing:
                 service.queue.limit = -1  # the newer proxy reckons with the requests that are here, and with no more
         for name in list(self._bound):

@@ -178,3 +178,11 @@ async def test_request_that_waits_for_too_long_is_refused(
     async with proxy_in_process(ASLEEP) as (_, url), post_chat(http, url) as response:
         assert (response.status, error_code(await response.json())) == (503, "model_loading")
         assert response.headers["Retry-After"] == "1"
+
+
+async def test_proxy_that_hands_over_sends_those_that_wait_to_the_next_one(http: aiohttp.ClientSession) -> None:
+    async with proxy_in_process(ASLEEP) as (listeners, url):
+        waiting = asyncio.create_task(ask(http, url))
+        await eventually(lambda: listeners.demand.read().services[0].waiting == 1)
+        listeners.release()
+        assert await waiting == 503
