@@ -74,7 +74,7 @@ class WeightsPrefetch:
             self._held[uid] = await self._context.weights.fetch(
                 assignment.namespace, spec, tokens, functools.partial(self._note_progress, uid)
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other models are fetched
+        except Exception as error:  # the other models are fetched all the same
             expected = isinstance(error, ArtifactError | OSError)
             log.warning("prefetch_failed", service=spec.service_name, error=str(error), exc_info=not expected)
             self._failures[uid] += 1
