@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from kube.resources import MODELS
@@ -19,10 +20,10 @@ from standalone.view import REFRESH_SECONDS
 from tests.controlplane.process import CHECKOUT
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
-from tests.support.on_demand_up import write_models
+from tests.support.on_demand_up import room_for, write_models
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf
-from tests.support.up_command import Start, Up, ask, manifest, service
+from tests.support.up_command import CALL, Start, Up, ask, manifest, service
 
 COLUMNS = 80
 CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -164,3 +165,19 @@ async def test_lines_have_no_control_characters_even_if_colours_are_asked_for(
     await up.says("one: Ready")
     assert await up.process.stop() == 0
     assert not set(up.process.log.read_text()) & {chr(code) for code in range(32) if code != 10}
+
+
+async def test_model_that_waits_for_memory_says_so(start: Start, tmp_path: Path) -> None:
+    models = write_models(tmp_path, "one", "two", contextLength=32768)
+    tiny_gguf.write(tmp_path / "one.gguf", loop=True)
+    up = start(models, room_for(1))
+    url = await up.url()
+    endless = {"model": "one", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30000, "stream": True}
+    async with aiohttp.ClientSession(timeout=CALL) as session:
+        async with session.post(f"{url}/v1/chat/completions", json=endless) as answer:
+            await answer.content.readline()
+            waiting = asyncio.create_task(ask(url, "two"))
+            await up.says("two: Waiting - waiting for memory that other models use")
+            answer.close()
+        assert await waiting == (200, "two speaks.")
+    await up.says("two: Ready")
