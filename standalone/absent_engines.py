@@ -46,6 +46,8 @@ def find_sleep(machine: "Machine", key: ObjectKey) -> Sleep | None:
 
 def find_absent(machine: "Machine") -> dict[ObjectKey, AbsentEngine]:
     """Return the services that have no engine now, or may have none, each with the reason."""
+    if machine.signals.stop.is_set():
+        return dict.fromkeys(machine.decisions, AbsentEngine(problem="everything is being stopped"))
     absent = {}
     for key, decision in machine.decisions.items():
         if problem := _describe_problem(machine, key, decision):
