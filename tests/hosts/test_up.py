@@ -201,7 +201,12 @@ async def test_request_during_the_end_is_refused_and_delays_nothing(start: Start
     async with _endless_answer(start, tmp_path) as (up, url, _response):
         os.kill(up.process.pid, signal.SIGINT)
         await up.says("loop: Stopping")
-        assert (await ask(url, "loop"))[0] == 503
+
+        async def is_refused() -> bool:
+            """Return whether the proxy knows of the end, too: a moment before it takes another request."""
+            return (await ask(url, "loop", max_tokens=1))[0] == 503
+
+        await eventually(is_refused)
         assert up.process.running
         os.kill(up.process.pid, signal.SIGINT)
         assert await up.ends() == 0
