@@ -71,6 +71,33 @@ class Backend(msgspec.Struct, frozen=True, rename="camel"):
         return f"Backend({self.uid!r}, {self.url!r}, draining={self.draining}, model={self.model!r}, api_key={key})"
 
 
+class ServedModelFacts(msgspec.Struct, frozen=True, rename="camel"):
+    """The facts of a service's model that clients of Ollama's API are shown; what is not known is empty."""
+
+    size_bytes: int = 0
+    """The size of the weights."""
+    memory_bytes: int = 0
+    """The memory that serving it takes."""
+    device_bytes: int = 0
+    """The part of that memory that an accelerator has."""
+    digest: str = ""
+    """SHA-256 in hexadecimal digits: of the weights or, if that is not known, of their source and revision."""
+    source: str = ""
+    format: str = ""
+    architecture: str = ""
+    quantization: str = ""
+    license: str = ""
+    parameter_count: int = 0
+    context_length: int = 0
+    """The most tokens of a request or, if the engine decides that, those that the model was trained for."""
+    embedding_size: int = 0
+    layer_count: int = 0
+    head_count: int = 0
+    head_count_kv: int = 0
+    capabilities: tuple[str, ...] = ()
+    """In Ollama's words: completion, embedding, tools, vision, thinking."""
+
+
 class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):
     """One service: its listener, its token and its backends. `name` is `<namespace>/<service>`."""
 
@@ -89,6 +116,8 @@ class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):
     """Time in which an engine that is asleep is probably loaded."""
     problem: str = ""
     """The reason why it has no engine, for clients; empty: it has one, or the reason is not known."""
+    facts: ServedModelFacts | None = None
+    """Facts of its model, where the router serves Ollama's API."""
 
     def valid_tokens(self, now: float) -> tuple[str, ...]:
         """Return the tokens that are valid at a time in seconds since 1970."""

@@ -79,7 +79,12 @@ class RequestError(Exception):
         self.body = msgspec.json.encode({"error": error})
 
     def encode_body(self, route: str) -> bytes:
-        """Return the body in the form of Anthropic's API if `route`, a name of a path, is one of its, else OpenAI's."""
+        """Return the body in the form of Ollama's or Anthropic's API if `route`, a name of a path, is one of its.
+
+        Any other path has OpenAI's form.
+        """
+        if route in paths.OLLAMA_ROUTES:
+            return msgspec.json.encode({"error": str(self)})
         if route not in paths.ANTHROPIC_ROUTES:
             return self.body
         error = {"type": _error_type(self.status, _ANTHROPIC_TYPES, "api_error"), "message": str(self)}

@@ -2,22 +2,28 @@
 
 import msgspec
 
-from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.control_messages import JSON_FIELDS
-from gateway.http.exchange import Exchange, RequestHandling
+from gateway.http.exchange import Exchange, RequestHandling, RequestReceiver
 from gateway.proxy import errors, paths
 from gateway.proxy.cors import is_preflight, render_cors_fields, render_preflight_fields
 from gateway.proxy.engine_metrics import PodReports
 from gateway.proxy.errors import RequestError
 from gateway.proxy.inference_head import read_inference_head
-from gateway.proxy.inference_request import InferenceRequest, SharedResources, log_refusal
+from gateway.proxy.inference_request import InferenceRequest, SharedResources
+from gateway.proxy.ollama_api import OllamaApi
+from gateway.proxy.request_record import log_refusal
 from gateway.proxy.router import ListenerRouter, Router
 
 
-def handle_requests(router: ListenerRouter, shared: SharedResources, pod: PodReports | None = None) -> RequestHandling:
-    """Return the handling of the requests to the listener of `router`; `pod` is given for the listener of a pod."""
+def handle_requests(
+    router: ListenerRouter, shared: SharedResources, pod: PodReports | None = None, ollama: OllamaApi | None = None
+) -> RequestHandling:
+    """Return the handling of the requests to the listener of `router`.
 
-    def begin(exchange: Exchange) -> InferenceRequest | AwaitedExchange | None:
+    `pod` is given for the listener of a pod, and `ollama` for that of one machine's router.
+    """
+
+    def begin(exchange: Exchange) -> RequestReceiver | None:
         """Begin the work on a request; return its receiver, or None if the response was sent.
 
         The connection calls this when the head has come, and then gives the body to the receiver. From the outer
@@ -39,7 +45,7 @@ def handle_requests(router: ListenerRouter, shared: SharedResources, pod: PodRep
                 client_router = router.authorize(head.headers)
                 if inference := read_inference_head(head):
                     return InferenceRequest(exchange, inference, client_router, shared)
-            return _answer_other(exchange, router, pod)
+            return _answer_other(exchange, router, pod, ollama)
         except RequestError as error:
             route = paths.route_name(head.path)
             log_refusal(router, route, error)
@@ -55,10 +61,12 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
     return error.fields(), error.body
 
 
-def _answer_other(exchange: Exchange, router: ListenerRouter, pod: PodReports | None) -> AwaitedExchange | None:
+def _answer_other(
+    exchange: Exchange, router: ListenerRouter, pod: PodReports | None, ollama: OllamaApi | None
+) -> RequestReceiver | None:
     """Answer a request that is not for inference, or begin to; all but those for the health need authorization.
 
-    Return the exchange of an answer that is awaited; None if the response was sent. Raises RequestError.
+    Return the receiver of the body; None if the response was sent. Raises RequestError.
     """
     # 1. Without authorization: anyone may ask for the health, so the answer has no name of a service.
     path, method = paths.resolve_alias(exchange.head.path), exchange.head.method
@@ -69,8 +77,10 @@ def _answer_other(exchange: Exchange, router: ListenerRouter, pod: PodReports | 
         _report_service(exchange, serves=not pod.engine_hangs())
         return None
 
-    # 2. With it: the metrics of a pod, and the models. Anything else is refused.
+    # 2. With it: Ollama's API, the metrics of a pod, and the models. Anything else is refused.
     client_router = router.authorize(exchange.head.headers)
+    if ollama and ollama.serves(path):
+        return ollama.begin(exchange, client_router)
     if path in paths.INFERENCE:  # a POST to it does not come here
         raise errors.method_not_allowed(method, path, "POST")
     if path == paths.METRICS and method == "GET" and pod:

@@ -30,12 +30,17 @@ _NOT_TO_ENGINE: Final = HOP_BY_HOP | {
     *(b"cookie", b"api-key", b"x-forwarded-access-token", b"x-auth-request-access-token"),
 }
 
+_NOT_TRANSLATED: Final = _NOT_TO_ENGINE | {b"content-type", b"accept"}
+"""Fields that say nothing of a translated body and its answer."""
+
 
 class InferenceHead(NamedTuple):
     """The facts of the head of a request for inference."""
 
     route: str
-    """The name of the path in metrics and log."""
+    """The name of the path that an engine is asked."""
+    label: str
+    """The name of the client's path in metrics and log."""
     request_id: str
     """The client's, if it is harmless in a log; else empty."""
     forwarded: bytes
@@ -44,6 +49,8 @@ class InferenceHead(NamedTuple):
     """The coding of the body, which has to be decoded before it is read; empty: it has none."""
     boundary: bytes
     """The boundary of a body that is a form; empty: it is JSON."""
+    is_plain: bool
+    """The body is the JSON that an engine gets: not coded, no form, and of no other API."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -53,15 +60,40 @@ def read_inference_head(head: RequestHead) -> InferenceHead | None:
     route = paths.INFERENCE.get(path)  # the name of the path
     if route is None:
         return None
-    request_id = head.headers.get(REQUEST_ID)
+    coding = read_coding(head.headers)
+    boundary = read_boundary(head.headers) if route in paths.FORM_ROUTES else b""
     # `forwarded` has no end: the sender adds the fields that differ by backend and request, and the empty line.
     return InferenceHead(
         route=route,
-        request_id=request_id if _VALID_REQUEST_ID.fullmatch(request_id) else "",
+        label=route,
+        request_id=_read_request_id(head.headers),
         forwarded=b"POST %b HTTP/1.1\r\n%b" % (path.encode(), head.headers.encode_forwarded(_NOT_TO_ENGINE)),
-        coding=read_coding(head.headers),
-        boundary=read_boundary(head.headers) if route in paths.FORM_ROUTES else b"",
+        coding=coding,
+        boundary=boundary,
+        is_plain=not (coding or boundary),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def read_translated_head(head: RequestHead, label: str, engine_path: str) -> InferenceHead:
+    """Read the head of a POST of another API, whose body is translated for `engine_path`. Raises RequestError."""
+    fields = head.headers.encode_forwarded(_NOT_TRANSLATED)
+    line = b"POST %b HTTP/1.1\r\nContent-Type: application/json\r\n" % engine_path.encode()
+    return InferenceHead(
+        route=paths.INFERENCE[engine_path],
+        label=label,
+        request_id=_read_request_id(head.headers),
+        forwarded=line + fields,
+        coding=read_coding(head.headers),
+        boundary=b"",
+        is_plain=False,
+    )
+
+
+def _read_request_id(headers: Headers) -> str:
+    """Return the client's id of a request, if it is harmless in a log; else an empty one."""
+    request_id = headers.get(REQUEST_ID)
+    return request_id if _VALID_REQUEST_ID.fullmatch(request_id) else ""
 
 
 def authorize(headers: Headers, tokens: tuple[str, ...]) -> None:

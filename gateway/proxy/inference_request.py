@@ -38,9 +38,11 @@ from gateway.proxy.request_body import (
     scan_large_body,
 )
 from gateway.proxy.request_form import scan_form
+from gateway.proxy.request_record import CLIENT_GONE, log_refusal
 from gateway.proxy.request_schemas import check_engines
+from gateway.proxy.response_body import ResponseTranslator
 from gateway.proxy.responses_stream import open_stream
-from gateway.proxy.router import ListenerRouter, RequestAdmission, Router
+from gateway.proxy.router import RequestAdmission, Router
 from gateway.proxy.served_routes import check_route
 from gateway.proxy.service import SERVICE_HEADER, Service
 from gateway.proxy.token_counts import NO_TOKENS, TokenCount
@@ -48,11 +50,6 @@ from gateway.proxy.token_lanes import ALONE, UNKNOWN, read_demand, read_limit
 from gateway.proxy.upstream_request import UpstreamRequest, count_prompt
 
 BODY_LIMIT_BYTES: Final = 64 << 20
-CLIENT_GONE: Final = 499
-"""Status in log and metrics of a request whose client hung up; no response has it."""
-
-_WITH_USAGE_OPTION: Final = frozenset({"chat", "completions"})
-"""Names of the paths whose streams count tokens only if a request asks for it."""
 
 _process_id: Final = os.urandom(4).hex()
 _numbers = itertools.count()
@@ -72,6 +69,11 @@ class SharedResources(NamedTuple):
 class InferenceRequest:
     """The receiver of a request's body, of a slot in the queue, and of the response. Raises RequestError."""
 
+    translator: ResponseTranslator | None = None
+    """The translation of the response for a client of another API; None: it gets OpenAI's or Anthropic's."""
+    keep_alive_seconds: float | None = None
+    """The time for which the client wants the model to stay loaded; inf: without end; None: it has not said."""
+
     def __init__(self, exchange: Exchange, head: InferenceHead, router: Router, shared: SharedResources) -> None:
         """Begin with the head alone; the connection then calls `take_body`. Raises RequestError: it is too large."""
         if (exchange.content_length or 0) > BODY_LIMIT_BYTES:
@@ -82,7 +84,6 @@ class InferenceRequest:
         self.arrived = time.monotonic()
         self.head = head
         self.route = head.route
-        """The name of the path."""
         self.request_id = head.request_id or f"{_process_id}-{next(_numbers)}"
         self.id_line = self.client_fields = f"{REQUEST_ID}: {self.request_id}\r\n".encode()
         self.exchange = exchange
@@ -165,8 +166,7 @@ class InferenceRequest:
             # read_short_body returns None for a large body, and for one that may have media.
             if is_last:
                 self._reserve(count_copied_bytes(self._content))  # reading it takes memory beside its content
-                is_json = not (self.head.coding or self.head.boundary)
-                if is_json and (body := read_short_body(self._content)):
+                if self.head.is_plain and (body := read_short_body(self._content)):
                     self._begin(body)
                 else:
                     self._task = asyncio.get_running_loop().create_task(self._scan())
@@ -179,23 +179,29 @@ class InferenceRequest:
         self.send_error(errors.request_timeout() if late else errors.invalid_http(400, str(error)))
 
     async def _scan(self) -> None:
-        """Read a body that is large, compressed or a form, and find its service; answer the client whatever fails."""
-        turns = self._shared.scan_turns
+        """Read a body in several steps, and find its service; answer the client whatever fails."""
         try:
             if coding := self.head.coding:
                 decoding = decode_body(self._content, coding, BODY_LIMIT_BYTES, self._reserve)
-                self._content = await run_in_turns(decoding, turns)
-                # In place of the compressed content and the decoder, memory is reserved for the decoded content.
-                self._reserve(len(self._content) + count_copied_bytes(self._content) - self.body_bytes)
-            if boundary := self.head.boundary:
-                body: RequestBody = await run_in_turns(scan_form(self._content, boundary), turns)
-            else:
-                body = read_short_body(self._content) or await scan_large_body(self._content, turns)
-            self._begin(body)
+                self._replace_content(await run_in_turns(decoding, self._shared.scan_turns))
+            if body := await self._read_body():
+                self._begin(body)
         except RequestError as error:
             self.send_error(error)
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
             self.fail()
+
+    async def _read_body(self) -> RequestBody | None:
+        """Read a body that is large, was compressed or is a form; None: the client has got its answer."""
+        turns = self._shared.scan_turns
+        if boundary := self.head.boundary:
+            return await run_in_turns(scan_form(self._content, boundary), turns)
+        return read_short_body(self._content) or await scan_large_body(self._content, turns)
+
+    def _replace_content(self, content: bytes | bytearray) -> None:
+        """Go on with another content: memory is reserved for it in place of that for the one before."""
+        self._content = content
+        self._reserve(len(content) + count_copied_bytes(content) - self.body_bytes)
 
     def _reserve(self, more_bytes: int) -> None:
         """Reserve memory for the body. Raises RequestError."""
@@ -218,7 +224,7 @@ class InferenceRequest:
         Raises RequestError.
         """
         self.body = body
-        if body.streams and self.router.keeps_open and self.route in STREAMED_ROUTES:
+        if body.streams and self.router.keeps_open and self.head.label in STREAMED_ROUTES:
             self.last_sent = time.monotonic()  # the seconds without a comment begin now
             self._shared.keep_alive.add(self)
         model = self.attempts.model = self.router.find_model(body.model)
@@ -253,8 +259,8 @@ class InferenceRequest:
         body, self._admission = self.body, admission
         if admission:
             self.client_fields += admission.render_fields()
-        if self.router.counts_tokens and body.streams and self.route in _WITH_USAGE_OPTION:
-            self.hides_usage = body.include_usage()
+        if self.router.counts_tokens and body.streams:
+            self.hides_usage = body.include_usage(self.route)
         self._send_or_enqueue(service)
 
     def _send_or_enqueue(self, service: Service) -> None:
@@ -319,7 +325,6 @@ class InferenceRequest:
         if service is None:
             return  # it has ended already
         log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
-
         if not self._move(backend, service):
             self._leave_without_backend(service)
 
@@ -453,9 +458,9 @@ class InferenceRequest:
             error.headers[REQUEST_ID] = self.request_id
             error.headers[SERVICE_HEADER] = self._service.config.name
         else:  # the service is not known yet, so `end` has nothing to record
-            log_refusal(self.router, self.route, error)
+            log_refusal(self.router, self.head.label, error)
         self.end()
-        exchange.respond(error.status, error.fields(), error.encode_body(self.route))
+        exchange.respond(error.status, error.fields(), error.encode_body(self.head.label))
 
     def fail(self) -> None:
         """Answer after a defect, and log it."""
@@ -493,8 +498,3 @@ class InferenceRequest:
             upstream.forget_answer()
             upstream.free_slot()
             service.queue.finish_request(time.monotonic() - self.phase_began)  # the time in the slot
-
-
-def log_refusal(router: Router | ListenerRouter, route: str, error: RequestError) -> None:
-    """Log a request that is refused before it reaches a service."""
-    log.info("request_refused", listener=router.name, route=route, status=error.status, code=error.code)

@@ -29,6 +29,7 @@ from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.keep_alive import KeepAlive
 from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.ollama_api import OllamaApi
 from gateway.proxy.request_body import BodyBudget
 from gateway.proxy.router import ModelRouter, SingleServiceRouter
 from gateway.proxy.service import Service
@@ -243,8 +244,10 @@ class Listeners:
 
     def _create_listener(self, name: str, address: ListenAddress) -> HttpListener:
         """Return a listener for a service or the router. Raises OSError."""
-        router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self.services[name])
-        handling = handle_requests(router, self._shared, self._pod)
+        if name == _ROUTER_NAME:
+            handling = handle_requests(self._model_router, self._shared, ollama=OllamaApi(self._shared))
+        else:
+            handling = handle_requests(SingleServiceRouter(self.services[name]), self._shared, self._pod)
         return HttpListener(handling, self._table, self._times, self._load_tls_context(address.tls))
 
     def _unbind(self, name: str, *, close_idle: bool = True) -> None:

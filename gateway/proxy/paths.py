@@ -40,6 +40,19 @@ FORM_ROUTES: Final = frozenset({"transcriptions", "translations"})
 ANTHROPIC_ROUTES: Final = frozenset({"messages", "count_tokens"})
 """Names of the paths of Anthropic's API, whose clients read another form of errors."""
 
+OLLAMA_PREFIX: Final = "/api/"
+"""Begin of the paths of Ollama's API, which only the router of `pomona up` serves."""
+OLLAMA_INFERENCE: Final[Mapping[str, str]] = {
+    "/api/chat": "ollama_chat",
+    "/api/generate": "ollama_generate",
+    "/api/embed": "ollama_embed",
+    "/api/embeddings": "ollama_embed",
+}
+"""Those for inference, with their names in metrics and log; engines are asked for OpenAI's paths instead."""
+_OLLAMA: Final = "ollama"
+OLLAMA_ROUTES: Final = frozenset({*OLLAMA_INFERENCE.values(), _OLLAMA})
+"""Names of the paths of Ollama's API, whose clients read a third form of errors."""
+
 _ALIAS_PREFIX: Final = re.compile(r"^/engines(?:/llama\.cpp)?(?=/v1/)")
 
 SERVED: Final = ", ".join((MODELS, *INFERENCE))
@@ -58,4 +71,6 @@ def resolve_alias(path: str) -> str:
 def route_name(path: str) -> str:
     """Return the label of `path` in metrics and log; never the path itself, which a client may fill with anything."""
     path = resolve_alias(path)
+    if path.startswith(OLLAMA_PREFIX):
+        return OLLAMA_INFERENCE.get(path, _OLLAMA)
     return INFERENCE.get(path, "models" if path == MODELS else "other")

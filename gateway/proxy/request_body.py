@@ -40,6 +40,8 @@ _STREAM: Final = "stream"
 _STREAM_OPTIONS: Final = "stream_options"
 _INCLUDE_USAGE: Final = "include_usage"
 _TRUE: Final = msgspec.Raw(b"true")
+_ROUTES_WITH_USAGE_OPTION: Final = frozenset({"chat", "completions"})
+"""Names of the paths whose streams count tokens only if a request asks for it."""
 FIELDS_THAT_LOAD_WEIGHTS: Final = frozenset({"adapters", "draft_model", "lora"})
 """Fields by which a client would have other weights answer, and not it alone.
 
@@ -96,11 +98,14 @@ class RequestBody:
         """True if the client wants a stream."""
         return self.fields.get(_STREAM) == _TRUE
 
-    def include_usage(self) -> bool:
+    def include_usage(self, route: str) -> bool:
         """Ask an engine for its counts of tokens at the end of a stream; return False if the client asks for them.
 
-        A scanned body that has other options of streams stays as it is: its tokens are counted by the events.
+        On other paths than those with the option, engines count in any case. A scanned body that has other options of
+        streams stays as it is: its tokens are counted by the events.
         """
+        if route not in _ROUTES_WITH_USAGE_OPTION:
+            return False
         fields, stated = self._other_fields, self.fields.get(_STREAM_OPTIONS)
         try:
             options = (_options.decode(stated) if stated is not None else None) or {}

@@ -6,7 +6,7 @@ JSON string is always escaped, so the bytes `"model":` occur only where they are
 
 import functools
 import re
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -106,6 +106,25 @@ class ResponseBody:
         """Return what tells the client of an error; empty if the form has no way: half of it shows by itself."""
         del error
         return b""
+
+
+class TimedRequest(Protocol):
+    """The times of a request."""
+
+    @property
+    def arrived(self) -> float:
+        """When it came, by the monotonic clock."""
+
+    @property
+    def queued_seconds(self) -> float:
+        """The time that it has waited for a backend."""
+
+
+class ResponseTranslator(Protocol):
+    """The translation of responses into another API."""
+
+    def translate(self, response: ResponseBody, request: TimedRequest) -> tuple[ResponseBody, bytes]:
+        """Return the body for the client, which stands behind `response`, and the lines of its header fields."""
 
 
 class TokenStream(ResponseBody):

@@ -281,7 +281,7 @@ class Service:
         prompt, generated = tokens.prompt or 0, tokens.generated or 0
 
         metrics = self.metrics
-        metrics.requests[request.route, request.status] += 1
+        metrics.requests[request.head.label, request.status] += 1
         if request.error:
             metrics.errors[request.error] += 1
         metrics.request_seconds.observe(seconds)
@@ -301,7 +301,7 @@ class Service:
         log.add(
             RequestRecord(
                 service=self.config.name,
-                route=request.route,
+                route=request.head.label,
                 status=request.status,
                 seconds=_truncate(seconds),
                 queued_seconds=_truncate(request.queued_seconds),

@@ -206,14 +206,13 @@ class UpstreamRequest:
             return
 
         # 1. Choose by status, type and path how the body is rewritten.
-        fields = _read_fields(headers)
-        self._request.status = status
-        self._fields = fields.forwarded + self._request.client_fields + self._service.header_line
-        model, route = self._request.attempts.model_name, self._request.route
+        fields, request = _read_fields(headers), self._request
+        request.status, forwarded = status, fields.forwarded
+        model, route = request.attempts.model_name, request.route
         if _is_error(status):
             self._response = ErrorResponse(fields.retry_after)
         elif fields.kind == b"text/event-stream":
-            self._response = open_stream(route, model, self.backend.model, hides_usage=self._request.hides_usage)
+            self._response = open_stream(route, model, self.backend.model, hides_usage=request.hides_usage)
         elif self._exchange.started:  # by comments of a stream, which this is not
             self.cancel()
             self._break_off("its response is no stream")
@@ -221,13 +220,16 @@ class UpstreamRequest:
         elif fields.kind == b"application/json":
             self._response = JsonResponse(model)
         if not self._response.is_stream and not _is_error(status):
-            self._shared.keep_alive.discard(self._request)  # a comment would begin a stream
+            self._shared.keep_alive.discard(request)  # a comment would begin a stream
+        if request.translator and not _is_error(status):
+            self._response, forwarded = request.translator.translate(self._response, request)
+        self._fields = forwarded + request.client_fields + self._service.header_line
 
         # 2. Send the beginning, and note what it shows of the backend.
         self._pass_on(piece)
         if not _is_error(status):  # after an error, another backend may get the request
-            if not (self._response.is_stream and self._request.router.keeps_open):  # else with its first event
-                self._request.free_body()
+            if not (self._response.is_stream and request.router.keeps_open):  # else with its first event
+                request.free_body()
             if route not in paths.TOKEN_COUNT_ROUTES:
                 self._backend_past.note_begin(self._progress, time.monotonic())
         self._note_piece()
