@@ -14,7 +14,7 @@ from msgspec import structs
 
 from devices.sockets import LOOPBACK
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
-from gateway.proxy.config import Backend, ListenerState, ProxyState, ServiceListener
+from gateway.proxy.config import Backend, ListenerState, ProxyState, ServedModelFacts, ServiceListener
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
 from metal_agent.options import StartError
@@ -73,6 +73,8 @@ class StandaloneExposure(ProxyExposure):
         """The services whose requests are taken: an engine works on them, or they wait until it is loaded."""
         self.find_absent: Callable[[], Mapping[ObjectKey, AbsentEngine]] = dict
         """Returns the services that have no engine now, or may have none."""
+        self.find_facts: Callable[[], Mapping[ObjectKey, ServedModelFacts]] = dict
+        """Returns the facts of the model of each service, which clients of Ollama's API are shown."""
         self.router: ListenerState | None = None
         """The state of the endpoint, once the proxy is configured; `error` is the reason if it is not open."""
         self._port = port
@@ -125,9 +127,13 @@ class StandaloneExposure(ProxyExposure):
         ports = dict.fromkeys([*grouped, *absent], ServicePort(port=0, token=self._token))  # 0: the kernel chooses
         config = proxy_config(LOOPBACK, grouped, ports, self._draining)
         by_name = {str(key): engine for key, engine in absent.items()}
+        facts = {str(key): facts for key, facts in self.find_facts().items()}
         config = structs.replace(
             config,
-            services=tuple(add_absent(service, by_name.get(service.name)) for service in config.services),
+            services=tuple(
+                structs.replace(add_absent(service, by_name.get(service.name)), facts=facts.get(service.name))
+                for service in config.services
+            ),
             router=self.access.build_listener(self._port),
         )
 

@@ -18,6 +18,7 @@ from artifacts.foreign_stores import find_foreign_stores
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import scheme_of
+from crds.model import Model
 from devices import limits
 from gateway.change_counter import ChangeCounter
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
@@ -33,6 +34,7 @@ from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
 from standalone import desired
 from standalone.absent_engines import find_absent
+from standalone.served_facts import find_facts
 from standalone.ask import AskError
 from standalone.client_access import ClientAccess
 from standalone.desired import Decision
@@ -147,6 +149,7 @@ class Machine:
         )
         self.on_demand = OnDemandLoader(self, self._host.context, self._proxy)
         self.exposure.find_absent = functools.partial(find_absent, self)
+        self.exposure.find_facts = functools.partial(find_facts, self)
         self.prefetch = WeightsPrefetch(self._host.context, self._list_sleeping, self.changes)
         store = self._host.context.weights.store
         inspector = ModelInspector(options.folder / "inspections", store, options.source_access)
@@ -158,6 +161,11 @@ class Machine:
     def manifests(self) -> Manifests:
         """The Models and services that are served."""
         return self._services.manifests
+
+    @property
+    def models(self) -> Mapping[ObjectKey, Model]:
+        """The Models, each with the status that is known so far."""
+        return self._services.models
 
     @property
     def decisions(self) -> Mapping[ObjectKey, Decision]:
