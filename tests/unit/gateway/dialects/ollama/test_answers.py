@@ -28,9 +28,7 @@ class Times(NamedTuple):
     queued_seconds: float = 0.5
 
 
-def begin(
-    route: OllamaRoute = "chat", inner: ResponseBody | None = None, **fields: Any
-) -> tuple[ResponseBody, bytes]:
+def begin(route: OllamaRoute = "chat", inner: ResponseBody | None = None, **fields: Any) -> tuple[ResponseBody, bytes]:
     asked = {"model": "tiny:latest", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi"}
     call = read_call(route, read_short_fields(json.dumps(asked | fields).encode()))
     return OllamaTranslator(call).translate(inner or open_stream("chat", "served"), Times())

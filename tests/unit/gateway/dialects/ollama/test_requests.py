@@ -63,7 +63,12 @@ def test_chat_streams_unless_it_is_told_otherwise() -> None:
         ({"format": "json"}, {"response_format": {"type": "json_object"}}),
         (
             {"format": {"type": "object"}},
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": {"type": "object"}},
+                }
+            },
         ),
         ({"format": ""}, {}),
         ({"format": None, "options": None, "tools": None, "think": None, "keep_alive": None}, {}),
