@@ -31,8 +31,20 @@ class _Text(msgspec.Struct):
     tool_calls: list[_CallPart] | None = None
 
 
+class _OtherToken(msgspec.Struct, omit_defaults=True):
+    token: str = ""
+    logprob: float | None = None
+    bytes: list[int] | None = None
+
+
+class _Token(_OtherToken):
+    """A token with its probability, in the form that OpenAI's API and Ollama's share; engines add fields."""
+
+    top_logprobs: list[_OtherToken] | None = None
+
+
 class _Logprobs(msgspec.Struct):
-    content: msgspec.Raw = _NONE
+    content: list[_Token] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -93,7 +105,8 @@ def read_piece(data: bytes) -> AnswerPiece:
     if text:
         piece.thinking = _read_raw(text.reasoning_content) or _read_raw(text.reasoning)
         piece.calls = tuple(text.tool_calls or ())
-    piece.logprobs = _read_raw(choice.logprobs.content) if choice.logprobs else b""
+    if choice.logprobs and choice.logprobs.content:
+        piece.logprobs = msgspec.json.encode(choice.logprobs.content)
     piece.finish_reason = choice.finish_reason or ""
     for name, value in (("content", piece.text), ("reasoning", piece.thinking)):
         if value and not value.startswith(b'"'):

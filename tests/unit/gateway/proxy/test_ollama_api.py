@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -56,7 +57,9 @@ class RouterOfOne:
     ) -> tuple[int, Any]:
         """Return the status and the answer: an object, or a list of those of its lines."""
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        async with self.http.request(method, self.url + path, data=data, headers=headers) as response:
+        async with self.http.request(
+            method, self.url + path, data=data and io.BytesIO(data), headers=headers
+        ) as response:
             text = await response.text()
             if response.content_type == "application/x-ndjson":
                 return response.status, [json.loads(line) for line in text.splitlines()]
@@ -188,7 +191,7 @@ async def test_large_images_go_to_an_engine_whole() -> None:
     image = base64.b64encode(bytes(6 << 20)).decode()
 
     async def see(request: web.BaseRequest) -> web.Response:
-        seen.append(json.loads(await request.read()))
+        seen.append(json.loads(await request.content.read()))
         return web.json_response(whole("hi"))
 
     async with fake_engine(see) as backend, serve(make_service(backend)) as router:
@@ -205,8 +208,8 @@ async def test_large_images_go_to_an_engine_whole() -> None:
 async def test_a_client_that_hangs_up_ends_the_work_of_the_engine() -> None:
     engine = GatedEngine()
     async with fake_engine(engine) as backend, serve(make_service(backend)) as router:
+        engine.release(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')
         async with router.http.post(f"{router.url}/api/chat", json=CHAT) as response:
-            engine.release(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')
             assert json.loads(await response.content.readline())["message"]["content"] == "x"
             response.close()
         await asyncio.wait_for(engine.cancelled.wait(), 30)

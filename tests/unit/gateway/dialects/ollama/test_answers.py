@@ -1,5 +1,6 @@
 """Answers of engines on their way to Ollama's clients: whole whatever the pieces in which they come."""
 
+import itertools
 import json
 import math
 from collections.abc import Iterable
@@ -46,7 +47,7 @@ def delta(**fields: Any) -> dict[str, Any]:
 
 def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
     bounds = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
-    return [data[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [data[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def send(body: ResponseBody, pieces: Iterable[bytes]) -> bytes:
