@@ -78,8 +78,9 @@ test-vllm: setup ## Run the tests with the real vLLM on the processor; TESTS=pat
 
 # They take 830 MB in the user's cache: they are no part of `make test`.
 .PHONY: test-agents
-test-agents: setup ## Run Claude Code, Codex and npm's `ai` against the gateway, without a network; ARGS=... for some of the tests
+test-agents: setup ## Run Claude Code, Codex, npm's `ai` and clients of Ollama against the gateway, without a network; ARGS=... for some of the tests
 	@$(BIN)/python -m tests.agents.programs >/dev/null
+	@$(BIN)/python -m tests.agents.python_packages >/dev/null
 	@$(SANDBOX) $(PYTEST) $(or $(TESTS),tests/agents) $(ARGS)
 
 # It needs root for a control group of its own, and takes minutes: it is no part of `make test`.

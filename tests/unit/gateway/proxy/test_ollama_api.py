@@ -2,29 +2,23 @@
 
 import asyncio
 import base64
-import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import (
     Backend,
     BackendAdapter,
-    ProxyConfig,
-    RouterListener,
     ServedModelFacts,
     ServiceListener,
 )
 from gateway.proxy.inference_request import BODY_LIMIT_BYTES
-from gateway.proxy.listeners import Listeners
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import TOKEN, GatedEngine, error_code, fake_engine, make_service
+from tests.unit.gateway.proxy.running_router import serve_router
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": HI}
@@ -42,40 +36,6 @@ FACTS = ServedModelFacts(
     embedding_size=64,
     capabilities=("completion", "tools"),
 )
-
-
-class RouterOfOne:
-    """A router in this process, whose URL clients of Ollama are given."""
-
-    def __init__(self, listeners: Listeners, http: aiohttp.ClientSession, url: str) -> None:
-        self.listeners = listeners
-        self.http = http
-        self.url = url
-
-    async def ask(
-        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, Any]:
-        """Return the status and the answer: an object, or a list of those of its lines."""
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        async with self.http.request(
-            method, self.url + path, data=data and io.BytesIO(data), headers=headers
-        ) as response:
-            text = await response.text()
-            if response.content_type == "application/x-ndjson":
-                return response.status, [json.loads(line) for line in text.splitlines()]
-            is_json = response.content_type == "application/json" and text
-            return response.status, json.loads(text) if is_json else text
-
-
-@asynccontextmanager
-async def serve(*services: ServiceListener, token: str | None = None) -> AsyncIterator[RouterOfOne]:
-    async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as http:
-        listeners = Listeners(pool, tasks)
-        await listeners.configure(ProxyConfig(services, router=RouterListener("127.0.0.1", 0, token)))
-        state = listeners.router_state()
-        assert state
-        yield RouterOfOne(listeners, http, f"http://127.0.0.1:{state.port}")
-        await listeners.drain(1)
 
 
 def backend_of(backend: Backend, **more: Any) -> Backend:
@@ -97,7 +57,7 @@ def whole(text: str) -> dict[str, Any]:
 
 
 async def test_the_router_says_that_ollama_runs() -> None:
-    async with serve(make_service()) as router:
+    async with serve_router(make_service()) as router:
         assert await router.ask("GET", "/") == (200, "Ollama is running")
         assert await router.ask("HEAD", "/") == (200, "")
         _, version = await router.ask("GET", "/api/version")
@@ -106,7 +66,7 @@ async def test_the_router_says_that_ollama_runs() -> None:
 
 async def test_lists_and_show_have_the_facts_of_the_models() -> None:
     loaded = ServiceListener("ns/tiny", "127.0.0.1", 0, TOKEN, (Backend("a", "http://127.0.0.1:1"),), facts=FACTS)
-    async with serve(loaded, make_service(name="ns/loads")) as router:
+    async with serve_router(loaded, make_service(name="ns/loads")) as router:
         _, tags = await router.ask("GET", "/api/tags")
         by_name = {model["name"]: model for model in tags["models"]}
         assert set(by_name) == {"tiny:latest", "loads:latest"}
@@ -125,7 +85,7 @@ async def test_lists_and_show_have_the_facts_of_the_models() -> None:
 
 
 async def test_a_port_of_one_service_has_no_such_api() -> None:
-    async with serve(make_service()) as router:
+    async with serve_router(make_service()) as router:
         (service,) = router.listeners.service_states()
         url, headers = f"http://127.0.0.1:{service.port}", {"Authorization": f"Bearer {TOKEN}"}
         for method, path in (("GET", "/api/tags"), ("POST", "/api/chat"), ("GET", "/")):
@@ -134,11 +94,11 @@ async def test_a_port_of_one_service_has_no_such_api() -> None:
 
 
 async def test_only_those_are_served_who_are_on_other_paths() -> None:
-    async with serve(make_service(), token="t") as router:
+    async with serve_router(make_service(), token="t") as router:
         for path in ("/", "/api/version", "/api/tags"):
             assert (await router.ask("GET", path))[0] == 401
             assert (await router.ask("GET", path, headers={"Authorization": "Bearer t"}))[0] == 200
-    async with serve(make_service()) as router:
+    async with serve_router(make_service()) as router:
         page = {"Origin": "https://example.com"}
         status, refused = await router.ask("POST", "/api/chat", CHAT, page)
         assert (status, set(refused)) == (403, {"error"})
@@ -149,7 +109,7 @@ async def test_only_those_are_served_who_are_on_other_paths() -> None:
 @pytest.mark.parametrize("name", ["tiny", "tiny:latest", "tiny:4b", "ns/tiny", "ns/tiny:latest"])
 async def test_a_tag_is_no_part_of_the_name(name: str) -> None:
     seen: list[dict[str, Any]] = []
-    async with fake_engine(answer(whole("hi"), seen)) as backend, serve(make_service(backend)) as router:
+    async with fake_engine(answer(whole("hi"), seen)) as backend, serve_router(make_service(backend)) as router:
         status, said = await router.ask("POST", "/api/chat", {**CHAT, "model": name, "stream": False})
     assert (status, said["model"], said["message"]["content"]) == (200, name, "hi")
 
@@ -158,7 +118,7 @@ async def test_a_tag_may_be_an_adapter() -> None:
     seen: list[dict[str, Any]] = []
     async with fake_engine(answer(whole("hi"), seen)) as backend:
         adapted = backend_of(backend, engine="llama.cpp", adapters=(BackendAdapter(0.5, "tone"),))
-        async with serve(make_service(adapted)) as router:
+        async with serve_router(make_service(adapted)) as router:
             asked = {**CHAT, "stream": False}
             for name in ("tiny:tone", "ns/tiny:tone", "tiny:latest", "tiny"):
                 assert (await router.ask("POST", "/api/chat", asked | {"model": name}))[0] == 200
@@ -170,7 +130,8 @@ async def test_an_engine_gets_a_plain_request_of_openais_api() -> None:
     seen: list[dict[str, Any]] = []
     headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/x-ndjson", "X-Kept": "1"}
     async with fake_engine(answer(whole("hi"), seen)) as backend:
-        async with serve(make_service(backend_of(backend, model="/weights/x", api_key="key"))) as router:
+        service = make_service(backend_of(backend, model="/weights/x", api_key="key"))
+        async with serve_router(service) as router:
             await router.ask("POST", "/api/chat", {**CHAT, "stream": False, "lora": [{"id": 0, "scale": 1}]}, headers)
             raw = {"model": "tiny", "prompt": "hi", "raw": True, "stream": False}
             await router.ask("POST", "/api/generate", raw, headers)
@@ -194,10 +155,10 @@ async def test_large_images_go_to_an_engine_whole() -> None:
         seen.append(json.loads(await request.content.read()))
         return web.json_response(whole("hi"))
 
-    async with fake_engine(see) as backend, serve(make_service(backend)) as router:
+    async with fake_engine(see) as backend, serve_router(make_service(backend)) as router:
         message = {"role": "user", "content": "see", "images": [image, image]}
         status, _ = await router.ask("POST", "/api/chat", {**CHAT, "messages": [message], "stream": False})
-        held_bytes = router.listeners._shared.body_budget.held_bytes  # noqa: SLF001 - no client sees it
+        held_bytes = router.listeners._shared.body_budget.held_bytes
         too_large = await router.ask("POST", "/api/chat", bytes(BODY_LIMIT_BYTES + 1))
     _, *urls = seen[0]["messages"][0]["content"]
     assert (status, [part["image_url"]["url"] for part in urls]) == (200, [f"data:image/jpeg;base64,{image}"] * 2)
@@ -207,7 +168,7 @@ async def test_large_images_go_to_an_engine_whole() -> None:
 
 async def test_a_client_that_hangs_up_ends_the_work_of_the_engine() -> None:
     engine = GatedEngine()
-    async with fake_engine(engine) as backend, serve(make_service(backend)) as router:
+    async with fake_engine(engine) as backend, serve_router(make_service(backend)) as router:
         engine.release(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')
         async with router.http.post(f"{router.url}/api/chat", json=CHAT) as response:
             assert json.loads(await response.content.readline())["message"]["content"] == "x"
@@ -219,7 +180,7 @@ async def test_a_client_that_hangs_up_ends_the_work_of_the_engine() -> None:
 
 async def test_an_engine_that_breaks_off_leaves_an_error_as_the_last_line() -> None:
     engine = GatedEngine()
-    async with fake_engine(engine) as backend, serve(make_service(backend)) as router:
+    async with fake_engine(engine) as backend, serve_router(make_service(backend)) as router:
         engine.release(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')
         engine.release(b"CUT")
         status, (line, last) = await router.ask("POST", "/api/chat", CHAT)
@@ -234,7 +195,7 @@ async def test_requests_wait_for_a_slot_and_a_full_queue_is_busy() -> None:
     engine = GatedEngine()
     async with fake_engine(engine) as backend:
         only = ServiceListener("ns/tiny", "127.0.0.1", 0, TOKEN, (backend_of(backend, concurrency=1),), queue_limit=1)
-        async with serve(only) as router:
+        async with serve_router(only) as router:
             first = asyncio.create_task(router.ask("POST", "/api/chat", CHAT))
             await engine.arrived.wait()
             second = asyncio.create_task(router.ask("POST", "/api/generate", {"model": "tiny", "prompt": "x"}))
@@ -253,7 +214,7 @@ async def test_nothing_is_sent_to_a_client_that_waits(monkeypatch: pytest.Monkey
     for name in ("FIRST_COMMENT_SECONDS", "COMMENT_SECONDS", "_SWEEP_SECONDS"):
         monkeypatch.setattr(f"gateway.proxy.keep_alive.{name}", 0.01)
     engine = GatedEngine()
-    async with fake_engine(engine) as backend, serve(make_service(backend)) as router:
+    async with fake_engine(engine) as backend, serve_router(make_service(backend)) as router:
         asked = asyncio.create_task(router.ask("POST", "/api/chat", CHAT))
         async with router.http.post(f"{router.url}/v1/chat/completions", json=CHAT | {"stream": True}) as comments:
             assert (await comments.content.readline()).startswith(b":")  # so it would have come by now
@@ -271,7 +232,7 @@ async def test_nothing_is_sent_to_a_client_that_waits(monkeypatch: pytest.Monkey
 )
 async def test_an_error_of_an_engine_has_ollamas_form(status: int, error: str, expected: int) -> None:
     refuse = answer({"error": {"message": error, "type": "x"}}, [], status=status)
-    async with fake_engine(refuse) as backend, serve(make_service(backend)) as router:
+    async with fake_engine(refuse) as backend, serve_router(make_service(backend)) as router:
         for path, more in (("/api/chat", {}), ("/api/embed", {"input": "x"}), ("/api/generate", {"prompt": "x"})):
             got, said = await router.ask("POST", path, CHAT | more)
             assert (got, set(said), error in said["error"]) == (expected, {"error"}, True)
@@ -280,7 +241,7 @@ async def test_an_error_of_an_engine_has_ollamas_form(status: int, error: str, e
 async def test_vectors_come_back_in_both_forms() -> None:
     seen: list[dict[str, Any]] = []
     one = {"data": [{"index": 0, "embedding": [0.6, 0.8]}], "usage": {"prompt_tokens": 3}}
-    async with fake_engine(answer(one, seen)) as backend, serve(make_service(backend)) as router:
+    async with fake_engine(answer(one, seen)) as backend, serve_router(make_service(backend)) as router:
         status, embedded = await router.ask("POST", "/api/embed", {"model": "tiny", "input": "x"})
         assert (status, embedded["embeddings"], embedded["prompt_eval_count"]) == (200, [[0.6, 0.8]], 3)
         older = await router.ask("POST", "/api/embeddings", {"model": "tiny", "prompt": "x"})
@@ -292,7 +253,7 @@ async def test_vectors_come_back_in_both_forms() -> None:
 
 @pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), (-1, "load"), ("5m", "load"), (0, "unload")])
 async def test_a_model_is_loaded_and_unloaded_by_a_request_without_input(keep_alive: object, reason: str) -> None:
-    async with serve(make_service(Backend("a", "http://127.0.0.1:1")), make_service(name="ns/loads")) as router:
+    async with serve_router(make_service(Backend("a", "http://127.0.0.1:1")), make_service(name="ns/loads")) as router:
         for path in ("/api/chat", "/api/generate"):
             status, said = await router.ask("POST", path, {"model": "tiny", "keep_alive": keep_alive})
             assert (status, said["done"], said["done_reason"]) == (200, True, reason)
@@ -302,7 +263,7 @@ async def test_a_model_is_loaded_and_unloaded_by_a_request_without_input(keep_al
 
 
 async def test_a_pull_of_what_is_served_succeeds_and_another_names_the_command() -> None:
-    async with serve(ServiceListener("ns/tiny", "127.0.0.1", 0, TOKEN, facts=FACTS)) as router:
+    async with serve_router(ServiceListener("ns/tiny", "127.0.0.1", 0, TOKEN, facts=FACTS)) as router:
         status, lines = await router.ask("POST", "/api/pull", {"model": "tiny:latest"})
         assert (status, lines[0], lines[-1]) == (200, {"status": "pulling manifest"}, {"status": "success"})
         assert lines[1] == {
@@ -335,7 +296,7 @@ async def test_a_pull_of_what_is_served_succeeds_and_another_names_the_command()
     ],
 )
 async def test_what_is_not_served_is_refused_in_words(method: str, path: str, status: int) -> None:
-    async with serve(make_service()) as router:
+    async with serve_router(make_service()) as router:
         got, said = await router.ask(method, path, {"model": "tiny"})
     assert got == status
     assert method == "HEAD" or set(said) == {"error"}
@@ -346,6 +307,6 @@ async def test_what_is_not_served_is_refused_in_words(method: str, path: str, st
     "body", [b"", b"{", b"[]", b"\xff\xfe", b'{"model":5}', b'{"model":"' + bytes(300_000) + b'"}']
 )
 async def test_a_wrong_body_is_the_clients_fault(path: str, body: bytes) -> None:
-    async with serve(make_service()) as router:
+    async with serve_router(make_service()) as router:
         status, said = await router.ask("POST", path, body)
     assert (status in {400, 413}, set(said)) == (True, {"error"})

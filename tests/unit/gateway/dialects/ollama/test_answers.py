@@ -63,18 +63,17 @@ def read_lines(sent: bytes) -> list[dict[str, Any]]:
     texts=st.lists(TEXTS),
     thoughts=st.lists(TEXTS),
     calls=st.lists(st.tuples(TEXTS, ARGUMENTS), max_size=3),
-    piece_bytes=st.integers(1, 9),
     places=st.lists(st.integers(0, 1 << 20)),
-    separator=st.sampled_from([b"\n\n", b"\r\n\r\n"]),
+    form=st.tuples(st.integers(1, 9), st.sampled_from([b"\n\n", b"\r\n\r\n"])),
 )
 def test_pieces_of_a_stream_make_the_whole_answer(
     texts: list[str],
     thoughts: list[str],
     calls: list[tuple[str, dict[str, Any]]],
-    piece_bytes: int,
     places: list[int],
-    separator: bytes,
+    form: tuple[int, bytes],
 ) -> None:
+    piece_bytes, separator = form
     parts = [delta(role="assistant", content=None), *(delta(reasoning_content=text) for text in thoughts)]
     parts += [delta(content=text) for text in texts]
     for index, (name, arguments) in enumerate(calls):
