@@ -18,6 +18,10 @@ each do one part:
    `errors`, every error in OpenAI's form; `health_monitor`, the answers of each backend; `backend_health`, the decision
    that a backend is sick
 
+Requests to Ollama's API, at the router of one machine, are `ollama_request`s: translated by `gateway.dialects` after
+step 3 and before step 6, and requests as all others between them. `ollama_api` answers its other paths, and
+`model_control` is what they may change.
+
 `engine_metrics` adds the engine's own metrics to those of a pod, and `exposition` keeps the lines that are valid.
 
 `pod` is the process of a pod, and `gateway.cluster` has that of the gateway. `control` is that of a host,

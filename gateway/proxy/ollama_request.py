@@ -69,7 +69,7 @@ class OllamaRequest(InferenceRequest):
             await self._change_model(call, service)
             return None
 
-        self._reserve(len(self._content))  # both texts are there for a while
+        self._reserve(2 * len(self._content))  # the translation is there as well, and parts of it, for a while
         is_ollama = any(backend.engine == _OLLAMA for backend in service.config.backends)
         self._replace_content(await run_in_turns(call.translate(name, is_ollama=is_ollama), turns))
         self.head = read_translated_head(self.exchange.head, self.head.label, _ENGINE_PATHS[call.engine_route])

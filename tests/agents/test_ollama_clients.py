@@ -1,4 +1,4 @@
-"""npm's `ollama` and LangChain's adapter at the router of one machine: what programs see that were written for Ollama."""
+"""npm's `ollama` and LangChain's adapter at the router of one machine: what programs written for Ollama see."""
 
 import json
 import shutil

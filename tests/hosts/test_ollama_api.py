@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import pytest
 from gateway.proxy.ollama_api import VERSION
 from kube.resources import MODELS
 from tests.support.api_objects import GIB
+from tests.support.ollama.program import ensure_ollama
 from tests.support.ollama.server import OllamaServer
 from tests.support.refused_manifests import make_manifest
 from tests.support.tiny_models import tiny_gguf
@@ -109,6 +111,8 @@ DIFFERENT: list[tuple[str, Any, tuple[int, int]]] = [
     ("/api/chat", CHAT | ONE | {"keep_alive": "600"}, (400, 200)),
     ("/api/copy", {"source": "chat", "destination": "chat2"}, (200, 501)),
 ]
+_ESCAPES = re.compile(r"\x1b\[[?0-9;]*[a-zA-Z]")
+"""Sequences by which the command moves on the terminal."""
 ONLY_OLLAMA = {
     "/api/generate": {"context"},
     "/api/show": {"tensors", "template", "parameters", "system", "license"},
@@ -284,3 +288,35 @@ async def test_refusals_are_said_by_ollamas_own_client(sides: Sides) -> None:
         assert (await asyncio.to_thread(synchronous.show, "chat")).capabilities
     async with sides.session.get(f"{sides.pomona}/api/version") as response:
         assert await response.json() == {"version": VERSION}
+
+
+@pytest.mark.long
+async def test_ollamas_own_command_works(sides: Sides, tmp_path: Path) -> None:
+    async def run(*words: str) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            str(ensure_ollama()),
+            *words,
+            env={"HOME": str(tmp_path), "OLLAMA_HOST": sides.pomona},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        return process.returncode, _ESCAPES.sub("", output.decode())
+
+    for command in ("list", "ps"):
+        code, said = await run(command)
+        assert (code, "chat:latest" in said, "embed:latest" in said) == (0, True, True), said
+    code, said = await run("show", "chat")
+    assert (code, "llama" in said, "completion" in said) == (0, True, True), said
+    code, said = await run("run", "chat", "hi")
+    assert (code, tiny_gguf.SENTENCE in said) == (0, True), said
+    assert (await run("pull", "chat"))[0] == 0
+    assert (await run("stop", "chat"))[0] == 0
+    for words, way in (
+        (("run", "nobody", "hi"), "pomona pull"),
+        (("rm", "chat"), "pomona weights delete"),
+        (("cp", "chat", "other"), "the YAML"),
+    ):
+        code, said = await run(*words)
+        assert (code, way in said) == (1, True), said

@@ -51,7 +51,7 @@ class _Choice(msgspec.Struct):
     delta: _Text | None = None
     message: _Text | None = None
     text: msgspec.Raw = _NONE
-    """Of a completion."""
+    """The text of a completion, which has no message."""
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
@@ -78,7 +78,7 @@ class UnreadableAnswerError(Exception):
 
 
 class AnswerPiece(msgspec.Struct):
-    """What one event of a stream, or a whole answer, adds; texts are in JSON, and empty if there is nothing."""
+    """The content of one event of a stream, or of a whole answer; texts are in JSON, and empty if there is nothing."""
 
     text: bytes = b""
     thinking: bytes = b""

@@ -8,7 +8,7 @@ import msgspec
 from gateway.dialects.ollama.request_fields import decode_small, render_object, wrong_field
 
 MOST_IMAGES: Final = 256
-"""Of one message."""
+"""The most images of one message."""
 
 _ROLES: Final = {"system", "user", "assistant", "tool"}
 _NONE: Final = msgspec.Raw(b"null")
@@ -111,9 +111,18 @@ def render_content(content: msgspec.Raw, images: msgspec.Raw) -> bytes:
     text = _read_text("messages: content", content)
     if bytes(memoryview(images)[:_EMPTY_BYTES]) in _EMPTY:
         return text
-    parts = [] if text == b'""' else [b'{"type":"text","text":%b}' % text]
-    parts += [b'{"type":"image_url","image_url":{"url":"%b"}}' % url for url in _read_images(bytes(images))]
-    return b"[%b]" % b",".join(parts)
+    pieces: list[bytes | memoryview] = [] if text == b'""' else [b',{"type":"text","text":%b}' % text]
+    for image in _read_images(images):
+        kind, content_begin = _check_image(image)
+        pieces += (
+            b',{"type":"image_url","image_url":{"url":"data:image/%b;base64,' % kind,
+            image[content_begin:-1],
+            b'"}}',
+        )
+    if not pieces:
+        return text  # an empty list with a blank in it
+    pieces[0] = b"[" + pieces[0][1:]  # without its comma
+    return b"".join([*pieces, b"]"])  # one copy, for images are long
 
 
 def _read_text(name: str, value: msgspec.Raw) -> bytes:
@@ -126,24 +135,26 @@ def _read_text(name: str, value: msgspec.Raw) -> bytes:
     return text
 
 
-def _read_images(text: bytes) -> list[bytes]:
-    """Return images as `data:` URLs, of a list of texts in base64 or of such URLs. Raises RequestError."""
-    if text.count(b'"') > 2 * MOST_IMAGES:
-        raise wrong_field("images", f"a message may have {MOST_IMAGES}")
+def _read_images(text: msgspec.Raw) -> list[memoryview]:
+    """Return the JSON texts of a list of images. Raises RequestError: it is none, or too long."""
     try:
-        images = [bytes(image) for image in _texts.decode(text)]
+        if bytes(text).count(b'"') > 2 * MOST_IMAGES:
+            raise wrong_field("images", f"a message may have {MOST_IMAGES}")
+        return [memoryview(image) for image in _texts.decode(text)]
     except (msgspec.DecodeError, RecursionError) as error:
         raise wrong_field("images", "it has to be a list of strings") from error
-    return [_render_image(image) for image in images]
 
 
-def _render_image(image: bytes) -> bytes:
-    """Return an image as a `data:` URL; only its begin is looked at. Raises RequestError."""
+def _check_image(image: memoryview) -> tuple[bytes, int]:
+    """Return the kind of an image and the place of its content, of which only the begin is looked at.
+
+    It is a JSON text: in base64, or a `data:` URL with that. Raises RequestError.
+    """
+    head = bytes(image[: _LONGEST_PREFIX_BYTES + _START_BYTES])
     begin = 1
-    if image[1:6].lower() == b"data:":  # without its own kind: what is behind the comma counts
-        begin = image.find(b",", 0, _LONGEST_PREFIX_BYTES) + 1
-    start = image[begin : min(begin + _START_BYTES, len(image) - 1)]
-    if not begin or not image.startswith(b'"') or not _BASE64.fullmatch(start):
+    if head[1:6].lower() == b"data:":  # without its own kind: what is behind the comma counts
+        begin = head.find(b",", 0, _LONGEST_PREFIX_BYTES) + 1
+    start = head[begin : min(begin + _START_BYTES, len(image) - 1)]
+    if not begin or not head.startswith(b'"') or not _BASE64.fullmatch(start):
         raise wrong_field("images", "an image has to be its content in base64")
-    kind = next((name for mark, name in _KINDS if start.startswith(mark)), b"jpeg")
-    return b"data:image/%b;base64,%b" % (kind, image[begin:-1])
+    return next((name for mark, name in _KINDS if start.startswith(mark)), b"jpeg"), begin

@@ -133,7 +133,10 @@ def decode_small(name: str, text: bytes, kind: type[_T]) -> _T:
 
 def render_object(members: Sequence[tuple[str, bytes]]) -> bytes:
     """Return a JSON object of names, which are plain words, and JSON texts."""
-    return b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), value) for name, value in members])
+    pieces: list[bytes] = []
+    for number, (name, value) in enumerate(members):
+        pieces += (b'%b"%b":' % (b"," if number else b"{", name.encode()), value)
+    return b"".join([*pieces, b"}"])  # one copy, for a value may be long
 
 
 def _not_an_object(reason: str) -> RequestError:

@@ -1,6 +1,7 @@
 """Requests of Ollama's API, and the requests of OpenAI's that are made of them."""
 
 import base64
+import contextlib
 import json
 import math
 from collections.abc import Generator
@@ -266,3 +267,33 @@ def test_what_others_send_is_bounded() -> None:
     assert str(MOST_IMAGES) in refuse("generate", {"model": "a", "prompt": "x", "images": [PNG] * (MOST_IMAGES + 1)})
     assert str(MOST_TEXTS) in refuse("embed", {"model": "a", "input": [""] * (MOST_TEXTS + 1)})
     assert "KiB" in refuse("chat", {"model": "a", "messages": HI, "options": {"x": "y" * (1 << 20)}})
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.just(PNG),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "images", "tool_calls", "function", "name"]), inner)
+    ),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(
+    [
+        *("model", "name", "messages", "prompt", "system", "images", "input", "options", "tools", "format", "think"),
+        *("stream", "raw", "context", "template", "suffix", "keep_alive", "dimensions", "logprobs", "top_logprobs"),
+    ]
+)
+ROUTES: st.SearchStrategy[OllamaRoute] = st.sampled_from(["chat", "generate", "embed", "embeddings"])
+
+
+@given(ROUTES, st.dictionaries(NAMES, VALUES), st.integers(0, 2))
+def test_whatever_a_client_sends_is_translated_or_refused(
+    route: OllamaRoute, fields: dict[str, Any], blanks: int
+) -> None:
+    message = {"role": "user", "content": "", "images": fields.get("images")}
+    content = json.dumps({"messages": [message], **fields}, indent=blanks or None).encode()
+    with contextlib.suppress(RequestError):
+        call = read(route, content)
+        if call.asks_engine:
+            translated = run(call.translate("served", is_ollama=bool(blanks)))
+            assert json.loads(translated)["model"] == "served"
