@@ -320,3 +320,28 @@ async def test_ollamas_own_command_works(sides: Sides, tmp_path: Path) -> None:
     ):
         code, said = await run(*words)
         assert (code, way in said) == (1, True), said
+
+
+@pytest.mark.long
+async def test_an_ollama_may_be_the_engine(
+    start: Start, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "tiny.gguf"
+    tiny_gguf.write(weights)
+    async with OllamaServer(tmp_path / "ollama", unused_tcp_port) as daemon:
+        monkeypatch.setenv("OLLAMA_HOST", daemon.url)
+        model = make_manifest(MODELS, name="one", source=f"file://{weights}", memoryBytes=GIB)
+        of_ollama = service("chat", "one", runtime="ollama", extraArgs=[], hardware={"accelerator": "metal"})
+        up = start(manifest(tmp_path / "all.yaml", model, of_ollama))
+        url = await up.url()
+        await up.says("chat: Ready")
+        async with ollama.AsyncClient(host=url) as client:
+            stream = [part async for part in await client.chat("chat", HI, stream=True, think=False)]
+            assert "".join(part.message.content or "" for part in stream) == tiny_gguf.SENTENCE
+            assert (stream[-1].done, stream[-1].done_reason, stream[-1].eval_count) == (True, "stop", 18)
+            raw = await client.generate("chat", "hi", raw=True, options={"num_predict": 3})
+            assert (raw.done_reason, bool(raw.response)) == ("length", True)
+            assert len((await client.embed("chat", ["hi", "you"])).embeddings) == 2
+            assert [model.model for model in (await client.ps()).models] == ["chat:latest"]
+            with pytest.raises(ollama.ResponseError, match="does not support tools"):
+                await client.chat("chat", HI, tools=[TOOL])
