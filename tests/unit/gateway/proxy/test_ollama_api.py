@@ -85,12 +85,17 @@ async def test_lists_and_show_have_the_facts_of_the_models() -> None:
 
 
 async def test_a_port_of_one_service_has_no_such_api() -> None:
-    async with serve_router(make_service()) as router:
+    never = GatedEngine()
+    async with fake_engine(never) as backend, serve_router(make_service(backend)) as router:
         (service,) = router.listeners.service_states()
         url, headers = f"http://127.0.0.1:{service.port}", {"Authorization": f"Bearer {TOKEN}"}
-        for method, path in (("GET", "/api/tags"), ("POST", "/api/chat"), ("GET", "/")):
-            async with router.http.request(method, url + path, headers=headers, data=b"{}") as response:
+        for method, path in (
+            *(("GET", "/api/tags"), ("POST", "/api/chat"), ("GET", "/")),
+            *(("POST", "/api/generate"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
+        ):
+            async with router.http.request(method, url + path, headers=headers, json=CHAT) as response:
                 assert response.status == 404
+    assert not never.arrived.is_set()
 
 
 async def test_only_those_are_served_who_are_on_other_paths() -> None:
@@ -210,6 +215,7 @@ async def test_requests_wait_for_a_slot_and_a_full_queue_is_busy() -> None:
     assert [(status, lines[-1]["done"]) for status, lines in answers] == [(200, True)] * 2
 
 
+@pytest.mark.interpreted  # it replaces the times of comments
 async def test_nothing_is_sent_to_a_client_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_COMMENT_SECONDS", "COMMENT_SECONDS", "_SWEEP_SECONDS"):
         monkeypatch.setattr(f"gateway.proxy.keep_alive.{name}", 0.01)

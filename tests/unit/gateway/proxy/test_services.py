@@ -101,8 +101,6 @@ async def test_model_that_no_engine_serves_now_is_not_listed(
         ("POST", "/slots/0", 404),
         ("POST", "/v1/models/x/unload", 405),
         ("DELETE", "/v1/models", 405),
-        ("POST", "/api/pull", 404),
-        ("POST", "/api/generate", 404),
         ("GET", "/admin/api/stats", 404),
         ("GET", "/metrics", 404),
         ("POST", "/lora-adapters", 404),
