@@ -34,7 +34,6 @@ from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
 from standalone import desired
 from standalone.absent_engines import find_absent
-from standalone.served_facts import find_facts
 from standalone.ask import AskError
 from standalone.client_access import ClientAccess
 from standalone.desired import Decision
@@ -42,6 +41,7 @@ from standalone.exposure import StandaloneExposure
 from standalone.inspections import ModelInspector
 from standalone.manifests import Manifests
 from standalone.on_demand import OnDemandLoader
+from standalone.served_facts import find_facts
 from standalone.service_decisions import ServiceDecisions
 from standalone.wanted_processes import WantedProcesses, find_wanted
 from standalone.weights_prefetch import WeightsPrefetch

@@ -6,6 +6,7 @@ after a restart, the engines that still run are those that were wanted.
 """
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from crds.inferenceservice import is_on_demand
+from crds.inferenceservice import InferenceServiceSpec, is_on_demand
 from crds.meta import PRIORITY_RANK
 from crds.metalprocess import HOLDS_NO_MEMORY
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
@@ -204,7 +205,7 @@ class OnDemandLoader:
             needed_bytes=max(needed_bytes, reserved_bytes, refused_bytes),
             priority_rank=PRIORITY_RANK[spec.priority],
             is_protected=spec.eviction_protection or spec.priority == "critical",
-            idle_limit_seconds=float(spec.scaling.idle_seconds if spec.scaling else 0),
+            idle_limit_seconds=_find_idle_limit(spec, demand.keep_alive_seconds),
             load_seconds=self.estimate_load_seconds(key),
             end_seconds=times.end_seconds,
             is_wanted=is_wanted,
@@ -244,3 +245,10 @@ class OnDemandLoader:
         log.info("model_unloads", service=str(key))
         self._wanted.discard(key)
         self._times[key].end_began, self._times[key].is_ending = time.monotonic(), True
+
+
+def _find_idle_limit(spec: InferenceServiceSpec, keep_alive_seconds: float | None) -> float:
+    """Return the time without a request after which a model is unloaded: as its last request stated, else its spec."""
+    if keep_alive_seconds is not None:
+        return math.inf if keep_alive_seconds < 0 else keep_alive_seconds
+    return float(spec.scaling.idle_seconds if spec.scaling else 0)

@@ -262,6 +262,8 @@ class ServiceDemand(msgspec.Struct, frozen=True, rename="camel"):
     in_flight: int
     idle_seconds: float | None
     """Seconds since its last request ended, 0 while there is one; None: this proxy has sent none to its engines."""
+    keep_alive_seconds: float | None = None
+    """Time for which its model stays without a request, as a client has stated; -1: without end; None: as usual."""
 
 
 class Demand(msgspec.Struct, frozen=True, rename="camel"):

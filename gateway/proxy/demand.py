@@ -6,6 +6,7 @@ a loaded engine costs nothing here. How long engines are idle is read when the a
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -13,10 +14,8 @@ from typing import Final
 from gateway.change_counter import ChangeCounter
 from gateway.proxy.config import Demand, ServiceDemand
 from gateway.proxy.load_balancer import InFlight
-from gateway.proxy.service import Service
+from gateway.proxy.service import HOLD_SECONDS, Service
 
-HOLD_SECONDS: Final = 300.0
-"""The longest wait for an engine that is asleep: clients that wait for the head of an answer give up then, too."""
 _SWEEP_SECONDS: Final = 1.0
 
 
@@ -34,10 +33,10 @@ class DemandMonitor:
     def configure(self) -> None:
         """Look at the services as they are configured now: requests may wait whose engine falls asleep."""
         if self._list_awaited():
-            self.note_waiting()
+            self.note()
 
-    def note_waiting(self) -> None:
-        """Note that a first request waits for an engine that is asleep."""
+    def note(self) -> None:
+        """Note that a first request waits for an engine that is asleep, or that a model stays for another time."""
         self._changes.note()
         if self._sweep_timer is None:
             self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
@@ -56,18 +55,20 @@ class DemandMonitor:
         return Demand(self._changes.count, tuple(self._read_service(service) for service in self._services.values()))
 
     def _list_awaited(self) -> list[Service]:
-        """Return the services whose engine is asleep while requests wait for it."""
-        return [service for service in self._services.values() if service.is_asleep and service.queue.queued]
+        """Return the services whose engine is asleep while requests, or calls that load, wait for it."""
+        return [service for service in self._services.values() if service.is_asleep and _count_waiting(service)]
 
     def _read_service(self, service: Service) -> ServiceDemand:
         """Return the demand of one service; it is idle since the last end of a request to any of its backends."""
         idle = [self._in_flight.idle_seconds(backend.uid) for backend in service.config.backends]
+        now, calls, keep_alive_seconds = time.monotonic(), service.load_calls, service.keep_alive_seconds
         return ServiceDemand(
             name=service.config.name,
-            waiting=service.queue.queued,
-            waiting_seconds=service.queue.waiting_seconds(time.monotonic()),
+            waiting=_count_waiting(service),
+            waiting_seconds=max(service.queue.waiting_seconds(now), now - calls[0] if calls else 0.0),
             in_flight=service.queue.in_flight,
             idle_seconds=min((seconds for seconds in idle if seconds is not None), default=None),
+            keep_alive_seconds=-1.0 if keep_alive_seconds == math.inf else keep_alive_seconds,
         )
 
     def _sweep(self) -> None:
@@ -79,3 +80,8 @@ class DemandMonitor:
             service.queue.refuse_waiting(lambda request: request.phase_began > oldest_arrival)
         if awaited:
             self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+
+
+def _count_waiting(service: Service) -> int:
+    """Return the number of requests, and of calls that only load, that wait for a service."""
+    return service.queue.queued + len(service.load_calls)

@@ -212,7 +212,7 @@ class Listeners:
             if service.name in self.services:
                 self.services[service.name].update(service)
             else:
-                self.services[service.name] = Service(service, self.in_flight, self.demand.note_waiting)
+                self.services[service.name] = Service(service, self.in_flight, self.demand.note)
 
         # 2. What follows from them: the way to a service by model, and the services and the health of the backends.
         self._model_router.configure(config.router, self.services)

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.proxy import errors
 from gateway.proxy.errors import RequestError
 from gateway.proxy.service import Service
 
@@ -41,16 +40,16 @@ class ModelControl(Protocol):
 
 
 class ServedModels(ModelControl):
-    """A machine on which each model stays loaded, and is changed by commands only."""
+    """The models of this machine: those on demand are loaded and unloaded, and others are changed by commands only."""
 
     async def load(self, service: Service, keep_alive_seconds: float | None) -> None:
-        """Do nothing: it is loaded. Raises RequestError: it loads still, or has failed."""
-        del keep_alive_seconds
-        if not service.has_backend:
-            raise errors.service_unavailable(service.title)
+        """Load a model, if it is one on demand. Raises RequestError: it is not loaded in time, or has failed."""
+        await service.load()
+        service.set_keep_alive(keep_alive_seconds)
 
     async def unload(self, service: Service) -> None:
-        """Do nothing: others may use it, and it stays."""
+        """Unload a model once it has no request, if it is one on demand; another one stays."""
+        service.set_keep_alive(0.0)
 
     def pull(self, model: str) -> AsyncIterator[PullProgress]:
         """Raise RequestError: the command pulls."""

@@ -229,7 +229,10 @@ def _describe_loaded(router: Router) -> list[dict[str, Any]]:
     services = router.services()
     loaded: list[dict[str, Any]] = []
     for name in router.listed_names():
-        facts = _find_facts(find_service(services[name]))
+        service = find_service(services[name])
+        if service.is_asleep:
+            continue
+        facts = _find_facts(service)
         entry = _describe(name, services[name])
         del entry["modified_at"]
         entry["size"] = facts.memory_bytes or facts.size_bytes

@@ -29,6 +29,8 @@ _COUNTS_AT_ONCE: Final = 4
 """Prompts whose tokens are counted at once, so that many waiting requests do not hold all connections of an engine."""
 _HELD_BYTES: Final = 64 << 20
 """For the bodies of requests that wait for one engine to be loaded: a quarter of the memory for all bodies."""
+HOLD_SECONDS: Final = 300.0
+"""The longest wait for an engine that is asleep: clients that wait for the head of an answer give up then, too."""
 _LONGEST_RETRY_SECONDS: Final = 120
 """Clients' libraries do not try again after a longer time."""
 
@@ -93,11 +95,11 @@ class Service:
     """A configured service. A running request keeps its service, even after that has left the configuration."""
 
     def __init__(
-        self, config: ServiceConfig, in_flight: InFlight, note_waiting: Callable[[], None] = lambda: None
+        self, config: ServiceConfig, in_flight: InFlight, note_demand: Callable[[], None] = lambda: None
     ) -> None:
-        """Begin with `config`; `note_waiting` is called when a first request waits for an engine that is asleep."""
+        """Begin with `config`; `note_demand` is called when what its agent loads and unloads by has changed."""
         self.config = config
-        self._note_waiting = note_waiting
+        self._note_demand = note_demand
         self.model = config.model
         """The clients' name for the model; it follows from the name, which never changes."""
         self.title = f"service {config.name}"
@@ -108,6 +110,10 @@ class Service:
         self._in_flight = in_flight
         self._awake = asyncio.Event()
         """Set while no request waits for an engine that is not loaded."""
+        self.load_calls: list[float] = []
+        """The times at which calls came that wait for its engine, and are no requests."""
+        self.keep_alive_seconds: float | None = None
+        """Time for which its model stays without a request, as the last one stated; inf: always, None: as usual."""
         self.update(config)
         self.metrics = ServiceMetrics()
         self.counting = asyncio.Semaphore(_COUNTS_AT_ONCE)
@@ -142,6 +148,29 @@ class Service:
         backends = [backend for backend in self.config.backends if not backend.draining]
         return bool(backends) and all(backend.asleep for backend in backends)
 
+    async def load(self) -> None:
+        """Wait for an engine as a request does, so that it is loaded. Raises RequestError: it was not, or cannot be."""
+        if not self.has_backend:
+            raise self.explain_absence()
+        if not self.is_asleep:
+            return
+        called_at = time.monotonic()
+        self.load_calls.append(called_at)
+        self._note_demand()
+        try:
+            async with asyncio.timeout(HOLD_SECONDS):
+                await self.wait_awake()
+        except TimeoutError:
+            raise self.explain_absence() from None
+        finally:
+            self.load_calls.remove(called_at)
+
+    def set_keep_alive(self, seconds: float | None) -> None:
+        """Note for how long the model stays without a request, as one has stated; None: as usual."""
+        if seconds is not None or self.keep_alive_seconds is not None:
+            self.keep_alive_seconds = seconds
+            self._note_demand()
+
     async def wait_awake(self) -> None:
         """Wait until an engine is loaded."""
         await self._awake.wait()
@@ -156,7 +185,7 @@ class Service:
             raise errors.queue_full(self.config.name, queue.estimate_retry_seconds())
         queue.enqueue(request)
         if self.is_asleep and queue.queued == 1:
-            self._note_waiting()
+            self._note_demand()
 
     def estimate_load_seconds(self) -> int:
         """Estimate in how many seconds an engine that is asleep is loaded: requests that wait have it loaded."""
@@ -274,6 +303,7 @@ class Service:
         Its tokens and their time count as those of a lone stream if no other request ran beside it.
         """
         is_lone = self._forget_request(request)
+        self.set_keep_alive(request.keep_alive_seconds)
 
         # A number of tokens is None if the engine did not report it.
         seconds = time.monotonic() - request.arrived

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import aiohttp
+import ollama
 import pytest
 
 from kube.resources import MODELS
@@ -117,6 +118,24 @@ async def test_engine_that_cannot_be_loaded_is_reported_to_those_who_ask(
     assert "the engine exited with exit code 3: error: no such device" in said
     assert (await ask(url, "one"))[0] == 503
     assert up.process.running, "its next request may succeed"
+
+
+async def test_clients_of_ollama_load_keep_and_unload_models(start: Start, tmp_path: Path) -> None:
+    up = start(write_models(tmp_path, "one", "two", scaling={"minReplicas": 0, "idleSeconds": 1}))
+    async with ollama.AsyncClient(host=await up.url()) as client:
+        assert (await client.ps()).models == []
+        assert {model.model for model in (await client.list()).models} == {"one:latest", "two:latest"}
+
+        loading = await client.generate("one", keep_alive=-1)
+        assert (loading.done_reason, loaded(up)) == ("load", ["one"])
+        answer = await client.chat("two", [{"role": "user", "content": "Hi"}])
+        assert answer.message.content == "two speaks."
+        await eventually(lambda: loaded(up) == ["one"])  # it stays, and the other one only for a second
+        assert [model.model for model in (await client.ps()).models] == ["one:latest"]
+
+        unloading = await client.generate("one", keep_alive=0)
+        assert unloading.done_reason == "unload"
+        await eventually(lambda: loaded(up) == [])
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,6 +1,7 @@
 """The router of one machine in this process, as clients of Ollama's API reach it."""
 
 import asyncio
+import hashlib
 import io
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from gateway.http.upstream_pool import UpstreamPool
-from gateway.proxy.config import ProxyConfig, RouterListener, ServiceListener
+from gateway.proxy.config import ProxyConfig, RouterKey, RouterListener, ServiceListener
 from gateway.proxy.listeners import Listeners
 
 
@@ -37,10 +38,11 @@ class RunningRouter:
 
 
 @asynccontextmanager
-async def serve_router(*services: ServiceListener, token: str | None = None) -> AsyncIterator[RunningRouter]:
+async def serve_router(*services: ServiceListener, token: str = "") -> AsyncIterator[RunningRouter]:
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as http:
         listeners = Listeners(pool, tasks)
-        await listeners.configure(ProxyConfig(services, router=RouterListener("127.0.0.1", 0, token)))
+        keys = (RouterKey("app", hashlib.sha256(token.encode()).hexdigest()),) if token else ()
+        await listeners.configure(ProxyConfig(services, router=RouterListener("127.0.0.1", 0, keys)))
         state = listeners.router_state()
         assert state
         yield RunningRouter(listeners, http, f"http://127.0.0.1:{state.port}")

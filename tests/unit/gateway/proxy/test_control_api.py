@@ -24,8 +24,8 @@ from gateway.proxy.config import (
     RequestsInFlight,
     RouterKey,
     RouterListener,
-    ServiceDemand,
     ServedModelFacts,
+    ServiceDemand,
     ServiceListener,
     ServiceStats,
     Tls,
@@ -192,7 +192,14 @@ STATE_JSON = {
     ],
     "router": None,
 }
-SERVICE_DEMAND = {"name": "ns/tiny", "waiting": 1, "waitingSeconds": 2.5, "inFlight": 3, "idleSeconds": None}
+SERVICE_DEMAND = {
+    "name": "ns/tiny",
+    "waiting": 1,
+    "waitingSeconds": 2.5,
+    "inFlight": 3,
+    "idleSeconds": None,
+    "keepAliveSeconds": -1.0,
+}
 DEMAND_JSON = {"changes": 7, "services": [SERVICE_DEMAND]}
 FEWEST_FIELDS = {"services": [{"name": "ns/tiny", "address": "127.0.0.1", "port": 0, "token": "t"}]}
 
@@ -203,7 +210,7 @@ FEWEST_FIELDS = {"services": [{"name": "ns/tiny", "address": "127.0.0.1", "port"
         (CONFIG, CONFIG_JSON),
         (STATE, STATE_JSON),
         (RequestsInFlight(in_flight=1), {"inFlight": 1}),
-        (Demand(7, (ServiceDemand("ns/tiny", 1, 2.5, 3, None),)), DEMAND_JSON),
+        (Demand(7, (ServiceDemand("ns/tiny", 1, 2.5, 3, None, -1.0),)), DEMAND_JSON),
         (ControlRefusal(error="no"), {"error": "no"}),
         (
             BackendHealth("u", suspect=True, reason="Failing", message="no"),
