@@ -5,7 +5,7 @@ Another process may have taken the name of the socket: an answer is bounded in l
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -83,6 +83,34 @@ class ControlClient:
         if response.status != HTTPStatus.OK:
             raise ControlRefusedError(f"{at}: {refusal_message(content)}")
         return content
+
+    async def stream_lines(
+        self, method: str, path: str, *, body: bytes | None = None, pause_seconds: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Send a request and yield the lines of the response, but for the empty ones that a server sends in pauses.
+
+        Raises ControlUnreachableError, also if nothing comes for `pause_seconds`, and ControlRefusedError.
+        """
+        at = f"{self._server} at {self.socket}"
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=pause_seconds)
+        try:
+            async with (
+                aiohttp.ClientSession(
+                    connector=_CheckedConnector(str(self.socket), self.check_peer),
+                    auto_decompress=False,
+                    timeout=timeout,
+                ) as session,
+                session.request(method, f"http://{self._server}{path}", data=body, allow_redirects=False) as response,
+            ):
+                if response.status != HTTPStatus.OK:
+                    raise ControlRefusedError(f"{at}: {refusal_message(await self._read_content(response))}")
+                async for line in response.content:
+                    if not line.isspace():
+                        yield line
+        except ValueError as error:  # a line that is longer than aiohttp keeps
+            raise ControlRefusedError(f"{at}: {error}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ControlUnreachableError(f"{at}: {str(error) or f'nothing for {pause_seconds:g} s'}") from error
 
     async def _read_content(self, response: aiohttp.ClientResponse) -> bytes:
         """Return the body of a response. Raises ControlRefusedError if it is too long."""

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from gateway.http.awaited_exchange import AwaitedExchange
-from gateway.http.control_messages import JSON_FIELDS, ControlRefusal
+from gateway.http.control_calls import ControlError, begin_call, read_body, respond
 from gateway.http.exchange import Exchange
 from gateway.proxy import metrics
 from gateway.proxy.build import BUILD
@@ -23,14 +23,6 @@ _HEARTBEAT_SECONDS: Final = 5.0
 """The pause after which a stream of health has an empty line, so that each side notices that the other is gone."""
 
 
-class ControlError(Exception):
-    """A call that is refused, with its status."""
-
-    def __init__(self, status: HTTPStatus, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class ControlApi:
     """The paths of the control API of the proxy that has `listeners`; config.py has their messages."""
 
@@ -39,21 +31,14 @@ class ControlApi:
 
     def begin(self, exchange: Exchange) -> AwaitedExchange:
         """Begin to answer one call."""
-        return AwaitedExchange(exchange, self._answer)
-
-    async def _answer(self, call: AwaitedExchange) -> None:
-        """Answer one call, or refuse it with the status of a ControlError."""
-        try:
-            await self._dispatch(call)
-        except ControlError as error:
-            _respond(call, ControlRefusal(str(error)), error.status)
+        return begin_call(exchange, self._dispatch)
 
     async def _dispatch(self, call: AwaitedExchange) -> None:
         """Carry out the call that method and path name; `uid` is that of a backend. Raises ControlError."""
         head = call.exchange.head
         match (head.method, *head.path.split("/")[1:]):
             case ("GET", "state"):
-                _respond(call, self._proxy_state())
+                respond(call, self._proxy_state())
             case ("PUT", "services"):
                 await self._configure(call)
             case ("GET", "metrics"):
@@ -73,11 +58,7 @@ class ControlApi:
 
     async def _configure(self, call: AwaitedExchange) -> None:
         """Apply the configuration in the body, and answer with the new state. Raises ControlError."""
-        body = bytearray()
-        while piece := await call.read():
-            body += piece
-            if len(body) > _BODY_LIMIT_BYTES:
-                raise ControlError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the configuration is larger than 16 MiB")
+        body = await read_body(call, _BODY_LIMIT_BYTES)
         try:
             config = msgspec.json.decode(body, type=ProxyConfig)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -88,19 +69,19 @@ class ControlApi:
             await asyncio.shield(asyncio.ensure_future(self._listeners.configure(config)))
         except DrainingError as error:
             raise ControlError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
-        _respond(call, self._proxy_state())
+        respond(call, self._proxy_state())
 
     async def _wait_idle(self, call: AwaitedExchange, uid: str) -> None:
         """Answer once backend `uid` has no request in flight, or at the time-out of the call."""
         in_flight = self._listeners.in_flight
         await _wait(call, in_flight.wait_idle(uid))
-        _respond(call, RequestsInFlight(in_flight=in_flight.counts().get(uid, 0)))
+        respond(call, RequestsInFlight(in_flight=in_flight.counts().get(uid, 0)))
 
     async def _wait_busy(self, call: AwaitedExchange) -> None:
         """Answer once any backend has a request in flight, or at the time-out of the call."""
         in_flight = self._listeners.in_flight
         await _wait(call, in_flight.wait_busy())
-        _respond(call, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
+        respond(call, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
 
     async def _wait_demand(self, call: AwaitedExchange) -> None:
         """Answer with the demand once it is another one than `seen` in the query, or at the time-out of the call."""
@@ -109,7 +90,7 @@ class ControlApi:
         if not seen.isdecimal():
             raise ControlError(HTTPStatus.BAD_REQUEST, "seen must be the number of changes of an earlier answer")
         await _wait(call, demand.wait_past(int(seen)))
-        _respond(call, demand.read())
+        respond(call, demand.read())
 
     async def _watch_health(self, call: AwaitedExchange) -> None:
         """Send the health of each suspect backend, then each change, as lines of JSON, until the client hangs up.
@@ -125,7 +106,7 @@ class ControlApi:
     def _clear_health(self, call: AwaitedExchange, uid: str) -> None:
         if not self._listeners.health.clear(uid):
             raise ControlError(HTTPStatus.NOT_FOUND, f"no backend {uid} is configured")
-        _respond(call, BackendHealth(uid))
+        respond(call, BackendHealth(uid))
 
     def _proxy_state(self) -> ProxyState:
         services, router = self._listeners.service_states(), self._listeners.router_state()
@@ -142,7 +123,3 @@ async def _wait(call: AwaitedExchange, awaited: Coroutine[Any, Any, None]) -> No
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_seconds):
             await awaited
-
-
-def _respond(call: AwaitedExchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
-    call.exchange.respond(status, JSON_FIELDS, msgspec.json.encode(body))

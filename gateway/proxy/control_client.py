@@ -1,13 +1,12 @@
 """The client of the proxy's control API, for the agent and for `pomona up`."""
 
+import contextlib
 from collections.abc import AsyncIterator
-from http import HTTPStatus
 from pathlib import Path
 
-import aiohttp
 import msgspec
 
-from gateway.http.control_client import ControlClient, ControlRefusedError, ControlUnreachableError, refusal_message
+from gateway.http.control_client import ControlClient, ControlUnreachableError
 from gateway.proxy.config import BackendHealth, Demand, ProxyConfig, ProxyState, RequestsInFlight
 
 _WATCH_PAUSE_SECONDS = 15.0
@@ -53,22 +52,10 @@ class ProxyClient(ControlClient):
     async def watch_health(self) -> AsyncIterator[BackendHealth]:
         """Yield the health of every suspect backend, then each change of any backend at once, until the proxy ends."""
         # The pause is bounded here, so that a stuck proxy is noticed; the stream itself has no end.
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=_WATCH_PAUSE_SECONDS)
-        try:
-            async with (
-                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self.socket)), timeout=timeout) as session,
-                session.get("http://proxy/backends/health") as response,
-            ):
-                if response.status != HTTPStatus.OK:
-                    raise ControlRefusedError(f"proxy at {self.socket}: {refusal_message(await response.read())}")
-
-                # One health a line; in pauses the proxy sends empty lines.
-                async for line in response.content:
-                    if not line.isspace():
-                        yield self.decode(line, BackendHealth)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = str(error) or f"nothing for {_WATCH_PAUSE_SECONDS:g} s"
-            raise ControlUnreachableError(f"proxy at {self.socket}: {reason}") from error
+        lines = self.stream_lines("GET", "/backends/health", pause_seconds=_WATCH_PAUSE_SECONDS)
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                yield self.decode(line, BackendHealth)
         raise ControlUnreachableError(f"proxy at {self.socket}: it has ended the stream of health")
 
     async def clear_health(self, uid: str) -> BackendHealth:

@@ -19,6 +19,7 @@ from cli.agent.install import prepare_output
 from cli.agent.logs import read_last_lines
 from cli.agent.status import AgentReport, format_report
 from cli.main import main
+from gateway.http import control_listener
 from gateway.http.control_client import ControlUnreachableError
 from launchd.property_list import read_plist, render_plist
 from launchd.service_definition import SUPERVISOR_VARIABLE, ServiceDefinition
@@ -327,16 +328,16 @@ def test_launchd_gets_success_for_what_no_restart_mends() -> None:
 
 @pytest.mark.parametrize(("uid", "trusted"), [(0, True), (os.geteuid(), True), (12345, False)])
 def test_only_owner_and_root_are_answered(uid: int, *, trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_control, "unix_peer_uid", lambda _: uid)
+    monkeypatch.setattr(control_listener, "unix_peer_uid", lambda _: uid)
     with socket.socket(socket.AF_UNIX) as client:
-        assert agent_control.is_trusted(client) == trusted
+        assert control_listener.is_trusted(client) == trusted
 
 
 @pytest.mark.parametrize("uid", [12345, os.geteuid()])
 async def test_process_of_another_user_cannot_stop_the_agent(
     tmp_path: Path, uid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_control, "unix_peer_uid", lambda _: uid)
+    monkeypatch.setattr(control_listener, "unix_peer_uid", lambda _: uid)
     stop, is_other = asyncio.Event(), uid == 12345
     refused = pytest.raises(ControlUnreachableError) if is_other else contextlib.nullcontext()
     with agent_control.serve_control(tmp_path, status, stop), refused:

@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 from cli.agent import agent_service
 from cli.agent.agent_service import ServiceManagers, stop_everything
 from cli.main import main
+from gateway.http import owned_control_client
 from launchd.service_definition import ServiceDefinition
-from metal_agent.control import agent_client
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_control import AGENT_SOCKET
 from metal_agent.exit_codes import STOPPED, TEMPORARY, AgentExit, save_exit
@@ -71,7 +71,7 @@ class SystemService:
         self._managers = ServiceManagers(self.manager, ManagerStandIn(folder), folder / "pomona")
         monkeypatch.setattr(os, "geteuid", lambda: 0)
         uid = self.folder.stat().st_uid
-        monkeypatch.setattr(agent_client, "unix_peer_uid", lambda _: uid)
+        monkeypatch.setattr(owned_control_client, "unix_peer_uid", lambda _: uid)
 
     def run(self, *words: str) -> Result:
         return CliRunner().invoke(main, ["agent", *words], obj=self._managers)
@@ -133,7 +133,7 @@ def test_root_asks_no_other_process_than_that_of_the_service(service: SystemServ
 def test_link_to_the_socket_of_another_user_is_not_followed(
     service: SystemService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_client, "unix_peer_uid", lambda _: 54321)
+    monkeypatch.setattr(owned_control_client, "unix_peer_uid", lambda _: 54321)
     (service.folder / AGENT_SOCKET).symlink_to(tmp_path / "of-another")
     with hostile_socket(tmp_path / "of-another") as calls:
         for words in (["status"], ["stop"], ["uninstall"], ["restart"]):
