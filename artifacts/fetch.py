@@ -368,6 +368,7 @@ class _Download:
         if self.make_room:
             await self.make_room(missing_bytes)
         require_space(partial.path, missing_bytes)
+        self.on_progress(partial.size_bytes, response.size_bytes)  # the bytes of an earlier process, before any other
         self.revision = response.revision
         partial.give_back(segment)
         return partial.take_segment(self.connections.limit if self.is_divisible else 1) or segment

@@ -13,7 +13,7 @@ from artifacts.foreign_stores import NO_FOREIGN_STORES, ForeignStores
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
 from artifacts.source import DEFAULT_ENDPOINT, Source, parse
-from artifacts.weights_store import HeldWeights, WeightsStore
+from artifacts.weights_store import CheckWeights, HeldWeights, WeightsStore
 from crds.metalprocess import Artifact, MetalProcessSpec
 from crds.weights_header import GGUF, Layout
 
@@ -119,20 +119,7 @@ class HostWeights:
                     layouts.append(_least_layout(facts))
                     headers.append(facts.gguf)
 
-                held.append(
-                    await self.store.obtain(
-                        source,
-                        sha256=artifact.sha256 or None,
-                        # Which files of a folder are fetched may differ from one version to the next.
-                        size_bytes=None if source.has_listing else artifact.size_bytes,
-                        revision=artifact.revision or None,
-                        token=token,
-                        on_progress=on_progress,
-                        tenant=namespace,
-                        mirrors=artifact.mirrors,
-                        check=check_header,
-                    )
-                )
+                held.append(await self.fetch_artifact(namespace, artifact, token, on_progress, check_header))
         except BaseException:
             PinnedWeights(held).release()  # unlocks what was fetched so far
             raise
@@ -141,6 +128,24 @@ class HostWeights:
         roles = [further_artifact.role for further_artifact in spec.further_artifacts]
         draft = layouts[1 + roles.index("draft")] if "draft" in roles else None
         return PinnedWeights(held, layout=layouts[0], draft_layout=draft, headers=headers)
+
+    async def fetch_artifact(
+        self, namespace: str, artifact: Artifact, token: str | None, on_progress: Progress, check: CheckWeights
+    ) -> HeldWeights:
+        """Fetch, verify, check and lock the weights of one artifact for a tenant. Raises ArtifactError."""
+        source = parse(artifact.source, artifact.files)
+        return await self.store.obtain(
+            source,
+            sha256=artifact.sha256 or None,
+            # Which files of a folder are fetched may differ from one version to the next.
+            size_bytes=None if source.has_listing else artifact.size_bytes,
+            revision=artifact.revision or None,
+            token=token,
+            on_progress=on_progress,
+            tenant=namespace,
+            mirrors=artifact.mirrors,
+            check=check,
+        )
 
     async def read_layout(self, artifact: Artifact) -> Layout | None:
         """Read the layout, which decides memory use, from the header of a file:// artifact.

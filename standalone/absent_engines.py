@@ -50,7 +50,7 @@ def find_absent(machine: "Machine") -> dict[ObjectKey, AbsentEngine]:
         return dict.fromkeys(machine.decisions, AbsentEngine(problem="everything is being stopped"))
     absent = {}
     for key, decision in machine.decisions.items():
-        if problem := _describe_problem(machine, key, decision):
+        if problem := describe_problem(machine, key, decision):
             absent[key] = AbsentEngine(problem=problem)
         elif machine.on_demand.has(key) or key in machine.ever_served:  # replaced or started again: it comes back
             sleeping = tuple(
@@ -61,7 +61,7 @@ def find_absent(machine: "Machine") -> dict[ObjectKey, AbsentEngine]:
     return absent
 
 
-def _describe_problem(machine: "Machine", key: ObjectKey, decision: Decision) -> str:
+def describe_problem(machine: "Machine", key: ObjectKey, decision: Decision) -> str:
     """Return why a service has no engine; "" if it has one, or will have one by itself."""
     if decision.problem is not None:
         return decision.problem.message

@@ -45,6 +45,7 @@ from standalone.served_facts import find_facts
 from standalone.service_decisions import ServiceDecisions
 from standalone.wanted_processes import WantedProcesses, find_wanted
 from standalone.weights_prefetch import WeightsPrefetch
+from standalone.weights_pull import WeightsPuller
 
 FILE_ROOT: Final = Path("/")
 """file:// sources may be any file that the user can read."""
@@ -156,6 +157,8 @@ class Machine:
         self._services = ServiceDecisions(
             manifests, inspector, options.endpoint, budget_bytes=lambda: ledger.budget_bytes, changed=self.run_wanted
         )
+        self.weights_store = store
+        self.puller = WeightsPuller(self._host.context.weights, inspector, options.source_access)
 
     @property
     def manifests(self) -> Manifests:

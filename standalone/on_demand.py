@@ -90,7 +90,8 @@ class OnDemandLoader:
         self._machine.changes.note()
 
     def unload(self, key: ObjectKey) -> None:
-        """Unload a model, once its running requests have ended."""
+        """Unload a model, once its running requests have ended; it is loaded again by the next request."""
+        self._times[key].asked_at = None  # else it would be loaded at once
         self._note_unload(key)
         self._machine.run_wanted()
 
@@ -100,6 +101,16 @@ class OnDemandLoader:
             return load_seconds
         size_bytes = sum(assignment.spec.memory_bytes for assignment in self._list_assignments(key))
         return _START_SECONDS + size_bytes / _DISK_BYTES_PER_SECOND
+
+    def measure_idle(self, key: ObjectKey, reported_seconds: float | None, now: float) -> float:
+        """Return the time without a request since the load of a model, of which the proxy has reported the former.
+
+        What it reports may be of an earlier load; None: it has sent the engine no request.
+        """
+        runners = self._list_runners(key)
+        ready_at = max((runner.state.ready_since or 0.0 for runner in runners), default=0.0)
+        loaded_seconds = now - (ready_at or self._times[key].load_began or now)
+        return loaded_seconds if reported_seconds is None else min(reported_seconds, loaded_seconds)
 
     async def run(self) -> None:
         """Decide after each change, and when a decision is due, until cancelled."""
@@ -193,10 +204,7 @@ class OnDemandLoader:
         reserved_bytes = sum(self._ledger.reserved.get(runner.assignment.uid, 0) for runner in runners)
         refused_bytes = max((runner.state.needed_bytes or 0 for runner in runners), default=0)
 
-        # It is idle since it was loaded at most: what the proxy reports may be of an earlier load.
         spec, times = service.spec, self._times[key]
-        ready_at = max((runner.state.ready_since or 0.0 for runner in runners), default=0.0) or times.load_began
-        idle_seconds = now - ready_at if demand.idle_seconds is None else min(demand.idle_seconds, now - ready_at)
         asked_seconds = 0.0 if times.asked_at is None else now - times.asked_at
         is_wanted = demand.waiting > 0 or times.asked_at is not None
         return OnDemandModel(
@@ -210,8 +218,8 @@ class OnDemandLoader:
             end_seconds=times.end_seconds,
             is_wanted=is_wanted,
             waiting_seconds=max(demand.waiting_seconds, asked_seconds),
-            idle_seconds=0.0 if is_wanted or demand.in_flight else idle_seconds,
-            loaded_seconds=now - ready_at,
+            idle_seconds=0.0 if is_wanted or demand.in_flight else self.measure_idle(key, demand.idle_seconds, now),
+            loaded_seconds=self.measure_idle(key, None, now),
         )
 
     def _find_stage(self, key: ObjectKey, runners: Collection[Runner]) -> Stage:
@@ -227,6 +235,8 @@ class OnDemandLoader:
     def _note_times(self, key: ObjectKey, stage: Stage, now: float) -> None:
         """Note the time that the load or the end of a model has taken, once it is over."""
         times = self._times[key]
+        if stage == "loading" and any(runner.state.phase == "Failed" for runner in self._list_runners(key)):
+            times.asked_at = None  # who asked without a request sees the failure; requests ask again
         if stage == "loaded":
             times.asked_at = None
             if times.is_loading:

@@ -212,13 +212,13 @@ def build_process_spec(service: InferenceService, served: Served, memory_bytes: 
         service_name=service.metadata.name,
         model_name=model.metadata.name,
         runtime=served.runtime,
-        artifact=_build_artifact(model),
+        artifact=build_artifact(model),
         memory_bytes=memory_bytes,
         token_secret=token_name(service.metadata.name),
         further_artifacts=[
             FurtherArtifact(
                 role=companion.role,
-                artifact=_build_artifact(companion.model),
+                artifact=build_artifact(companion.model),
                 scale=companion.scale,
                 request_name=companion.request_name,
                 source_secret=_name_source_secret(companion.model),
@@ -237,7 +237,7 @@ def build_process_spec(service: InferenceService, served: Served, memory_bytes: 
     )
 
 
-def _build_artifact(model: Model) -> Artifact:
+def build_artifact(model: Model) -> Artifact:
     """Return what a host needs to fetch the weights of a Model."""
     return Artifact(
         source=model.spec.source,
