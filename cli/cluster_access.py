@@ -14,6 +14,7 @@ import click
 from cli.api_objects import Obj
 from cli.cluster_errors import describe_api_error, describe_unreachable, is_unknown_kind
 from cli.cluster_options import DEFAULT_NAMESPACE, ClusterOptions
+from cli.output import print_asked
 from kube.errors import ApiError, Gone, NotFound, Unreachable
 from kube.kubeconfig import CredentialsError
 from kube.resources import Resource
@@ -42,9 +43,17 @@ class Cluster:
     target: ClusterOptions
     """The options that the user gave, which each command in a hint needs, too."""
 
+    def say_asked(self) -> None:
+        """Say on standard error that this cluster was asked, for commands that ask a `pomona up` in preference."""
+        print_asked(f"cluster {self.credentials.context or self.credentials.server}")
+
 
 def run_in_cluster(
-    target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]], *, timeout: float | None = None
+    target: ClusterOptions,
+    work: Callable[[Cluster], Awaitable[T]],
+    *,
+    timeout: float | None = None,
+    instead: str = "",
 ) -> T:
     """Run `work` with the cluster that the user means, for `timeout` seconds at most, and return its result.
 
@@ -52,6 +61,7 @@ def run_in_cluster(
         target: the options that choose cluster and namespace.
         work: gets the open cluster.
         timeout: None: no limit.
+        instead: the way out of a user without a cluster, for the message that there is none.
 
     Raises:
         TimeoutError: it takes longer.
@@ -65,7 +75,7 @@ def run_in_cluster(
     try:
         loaded = credentials.load(target.kubeconfig, context=target.context)
     except CredentialsError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(f"{error}{instead}") from error
 
     # Log nothing meanwhile: what a library would log is said in the message, and standard output is for the result.
     settings = structlog.get_config()

@@ -68,6 +68,27 @@ complete_models: Final = complete_names(MODELS)
 complete_namespaces: Final = complete_names(NAMESPACES)
 
 
+def complete_instance_services(
+    ctx: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the name of a service of the running `pomona up`; none if none runs."""
+    from cli.machine.instance import find_instance  # noqa: PLC0415 - not needed for --help
+
+    try:
+        instance = find_instance(ctx.params.get("state_dir"))
+    except click.ClickException:
+        return []
+    services = instance.status.services if instance else []
+    return [CompletionItem(service.name) for service in services if service.name.startswith(incomplete)]
+
+
+def complete_served(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a service of what the command asks: of the running `pomona up`, or of the cluster."""
+    names_cluster = any(ctx.params.get(name) for name in ("kubeconfig", "context", "namespace"))
+    found = [] if names_cluster else complete_instance_services(ctx, parameter, incomplete)
+    return found or complete_services(ctx, parameter, incomplete)
+
+
 def complete_catalog(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of an entry of the catalog."""
     from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help

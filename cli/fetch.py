@@ -1,23 +1,18 @@
 """`pomona fetch`: download weights to a folder, in a Job or by hand."""
 
 import asyncio
-import contextlib
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from artifacts.repositories.address_policy import Networks
-from artifacts.transfer_rate import PROGRESS_SECONDS, TransferMeter, describe_transfer
 from cli import outcome
+from cli.fetch_progress import show_fetch_progress
 from cli.options import PATH, allow_private_sources, choose_files, file_root_option, gather_options, result_option
 from cli.options import mirrors as mirrors_option
 from cli.output import facts_option, print_facts
 from crds.size import size_text
-from crds.text import escape_controls
 
 
 class WantedFiles(NamedTuple):
@@ -114,7 +109,7 @@ async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
         raise ArtifactError("SourceInvalid", f"{source.display}: {way_out}")
 
     # 2. Fetch the files. `show` gets the bytes so far, and all bytes, or None while their number is unknown.
-    with _show_progress(source.file or source.repo or source.display) as show:
+    with show_fetch_progress(source.file or source.repo or source.display) as show:
 
         async def read(server: Source, patience: Patience) -> FetchedArtifact:
             """Fetch the files from one server: the source itself or a mirror."""
@@ -137,62 +132,3 @@ async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
         "revision": done.revision,
         **outcome.describe_headers(facts),
     }
-
-
-@contextlib.contextmanager
-def _show_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield a function that shows progress on standard error: a bar on a terminal, lines elsewhere.
-
-    It gets the bytes so far, and all bytes, or None while their number is unknown.
-    """
-    if not sys.stderr.isatty():
-        yield _ProgressLines(name, time.monotonic).show
-        return
-    from rich.console import Console  # noqa: PLC0415  only a terminal pays for it
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn  # noqa: PLC0415
-    from rich.table import Column  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    meter = TransferMeter()
-
-    class RateColumn(ProgressColumn):
-        """The bytes, the rate and the time left at the time of each drawing, so that a stall shows."""
-
-        def render(self, task: Task) -> Text:  # noqa: ARG002
-            """Return the text of the column."""
-            return Text(describe_transfer(meter.read(time.monotonic())), no_wrap=True)
-
-    # The bar takes what the texts leave of the width.
-    name_column = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
-    bar_column = BarColumn(bar_width=None, table_column=Column(ratio=1))
-    with Progress(name_column, bar_column, RateColumn(), console=Console(stderr=True), expand=True) as bar:
-        # total is None until the server has stated the size.
-        task = bar.add_task(escape_controls(name), total=None)
-
-        def show(done: int, total: int | None) -> None:
-            """Show how many bytes are there."""
-            meter.note(done, total, time.monotonic())
-            bar.update(task, completed=done, total=total)
-
-        yield show
-
-
-class _ProgressLines:
-    """Progress as lines of text, one every ten seconds; a shorter download prints none."""
-
-    def __init__(self, name: str, clock: Callable[[], float]) -> None:
-        self._name = name
-        self._clock = clock
-        self._next_line_at = clock() + PROGRESS_SECONDS
-        self._meter = TransferMeter()
-
-    def show(self, done: int, total: int | None) -> None:
-        """Print how many bytes are there, the rate and the time left, if the last line is old enough."""
-        now = self._clock()
-        self._meter.note(done, total, now)
-        # _next_line_at: the time of the next line, ten seconds after the last one
-        if now < self._next_line_at:
-            return
-        self._next_line_at = now + PROGRESS_SECONDS
-        progress = describe_transfer(self._meter.read(now))
-        print(escape_controls(f"{self._name}: {progress}"), file=sys.stderr, flush=True)

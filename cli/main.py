@@ -8,20 +8,22 @@ from cli.lazy import KUBECTL_PLUGIN, LazyGroup, rename_examples
 from cli.standard_streams import usable_streams
 
 SECTIONS = {
+    "Services of the running `pomona up` or of a cluster": {
+        "list": ("list the services", "cli.service.list"),
+        "status": ("show what a service waits for", "cli.service.status"),
+        "chat": ("ask a service", "cli.service.chat"),
+        "logs": ("print what the engines of a service have logged", "cli.service.logs"),
+    },
     "Services of a cluster": {
         "deploy": ("serve a model in the cluster", "cli.service.deploy"),
-        "list": ("list the services of the cluster", "cli.service.list"),
-        "status": ("show what a service waits for", "cli.service.status"),
         "queue": ("list the services that wait for accelerators or hosts", "cli.queue.command"),
         "plan": ("show what the queue would do after a change", "cli.queue.plan"),
         "fit": ("show which nodes and hosts run a model, and how fast", "cli.density.fit"),
         "simulate": ("show each node and host before and after a further model", "cli.density.simulate"),
         "cost": ("show what services and namespaces take, and cost", "cli.density.cost"),
-        "chat": ("ask a service of the cluster", "cli.service.chat"),
         "key": ("make, list, replace and delete keys for the gateway", "cli.key.command"),
         "endpoint": ("print the configuration of a client for the gateway", "cli.endpoint.command"),
         "bench": ("measure how fast a service, or any engine, generates", "cli.service.bench"),
-        "logs": ("print what the engines of a service have logged", "cli.service.logs"),
         "delete": ("delete a service of the cluster", "cli.service.delete"),
         "catalog": ("list models that `pomona deploy` knows by name", "cli.service.catalog"),
     },
@@ -31,7 +33,15 @@ SECTIONS = {
         "agent": ("serve models on this machine as a host of a cluster", "cli.agent.command"),
     },
     "On this machine alone": {
+        "run": ("talk to a model, also without a running `pomona up`", "cli.machine.run"),
         "up": ("serve models on this machine alone, without a cluster", "cli.up"),
+        "down": ("stop the running `pomona up`", "cli.machine.down"),
+        "ps": ("list the models that are loaded", "cli.machine.ps"),
+        "load": ("load a model now", "cli.machine.load:load"),
+        "unload": ("unload a model; its next request loads it again", "cli.machine.load:unload"),
+        "stop": ("unload a model, in Ollama's word", "cli.machine.load:unload"),
+        "pull": ("fetch the weights of a model ahead", "cli.machine.pull"),
+        "weights": ("list stored weights, and delete some", "cli.machine.weights"),
         "inspect": ("print the facts in the header of a model, without downloading it", "cli.inspect"),
         "fetch": ("download a file of weights, resumed and verified", "cli.fetch"),
         "completion": ("print the completion script for a shell", "cli.completion"),
@@ -77,6 +87,7 @@ def main() -> None:
       pomona deploy chat --model hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf --accelerator metal
       pomona status chat
       pomona chat chat 'Who are you?'
+      pomona run hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona up --model hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona inspect hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
       pomona controller --kubeconfig ~/.kube/config

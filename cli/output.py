@@ -72,6 +72,12 @@ def dim(text: str) -> str:
     return f"\033[2m{text}\033[0m"
 
 
+def print_asked(who: str) -> None:
+    """Print on standard error who was asked, a `pomona up` or a cluster; dimly on a terminal."""
+    line = escape_controls(who)
+    click.echo(dim(line) if sys.stderr.isatty() else line, err=True)
+
+
 def show_raw(text: str) -> str:
     """Return text that a file or another program gets as it is, and a terminal without control characters."""
     return escape_controls(text) if sys.stdout.isatty() else text

@@ -37,11 +37,14 @@ from standalone.ask import AskError, ask
 from standalone.change_lines import ChangePrinter, LogFormat
 from standalone.client_access import ApiKey, ClientAccess, parse_address, parse_host, parse_origin, read_api_keys
 from standalone.live_files import LiveFiles
+from standalone.control.up_control import serve_control
 from standalone.machine import Machine, StandaloneOptions, UserSignals
 from standalone.manifests import ManifestError, Manifests
 from standalone.view import print_line, show_table
 
 PORT: Final = 8080
+_WORDS: Final = "pomona.up.words"
+"""Key of the words of the command line, in the context of the command."""
 
 
 class _Demand(NamedTuple):
@@ -52,6 +55,7 @@ class _Demand(NamedTuple):
     question: str | None
     memory_budget: int | None
     log_format: LogFormat
+    on_demand: bool
 
 
 def _build_access(
@@ -64,7 +68,16 @@ def _build_access(
         raise click.UsageError(str(error)) from error
 
 
-@click.command("up")
+class UpCommand(click.Command):
+    """The command, which keeps its words for the process that it starts in the background."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words, and parse them."""
+        ctx.meta[_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command("up", cls=UpCommand)
 @click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--model",
@@ -108,6 +121,10 @@ def _build_access(
 @state_folder_option
 @allow_private_sources
 @click.option("--memory-budget", type=SIZE, help="Maximum memory for all models together, such as 12GiB.")
+@click.option(
+    "--on-demand", is_flag=True, help="Load the models of --model by their first request, and unload them when idle."
+)
+@click.option("--background", is_flag=True, help="Go on without this terminal, once the endpoint is open.")
 @click.option("--ask", "question", help="Send this question to the first service, print the answer, and stop.")
 @click.option(
     "--log-format",
@@ -127,6 +144,8 @@ def command(
     memory_budget: int | None,
     question: str | None,
     log_format: LogFormat,
+    on_demand: bool,
+    background: bool,
 ) -> None:
     """Serve the Models and InferenceServices of FILES on this machine, without a cluster.
 
@@ -147,11 +166,15 @@ def command(
       pomona up --model unsloth/Qwen3-8B-GGUF:Q4_K_M
       pomona up --model ~/models/tiny.gguf --ask 'Who are you?'
       pomona up model.yaml service.yaml --port 9000
+      pomona up models --background
     """
     folder = (state_dir or default_state_folder()).absolute()
     try:
         if not files and not sources:
             raise click.UsageError("nothing to serve: give FILES, or --model NAME")
+        if background:
+            _go_on_in_background(folder, question)
+            return
         loaded = manifests.load_manifests(files) if files else Manifests()
 
         # own_folder keeps a second agent or command from using the folder.
@@ -160,7 +183,7 @@ def command(
                 log.to_file(folder / "up.log")
             endpoint, token = outcome.read_endpoint(), outcome.read_hub_token()
             options = StandaloneOptions(folder, port, endpoint, token, allowed_networks, access)
-            demand = _Demand(files, sources, question, memory_budget, log_format)
+            demand = _Demand(files, sources, question, memory_budget, log_format, on_demand=on_demand)
             served = asyncio.run(_serve(loaded, demand, options))
     except ManifestError as error:
         for problem in error.problems:
@@ -172,6 +195,22 @@ def command(
         raise click.ClickException(error.message) from error
 
     sys.exit(0 if served else 1)
+
+
+def _go_on_in_background(folder: Path, question: str | None) -> None:
+    """Start the same command as a process of its own, and print how to reach it.
+
+    Raises click.ClickException and click.exceptions.Exit: it could not be started, or has ended.
+    """
+    from cli.machine.background import OUTPUT_LOG, start_in_background  # noqa: PLC0415 - not needed in a terminal
+    from cli.machine.service_output import describe_endpoint  # noqa: PLC0415 - same
+
+    if question is not None:
+        raise click.UsageError("--ask prints its answer here: leave out --background")
+    words = click.get_current_context().meta[_WORDS]
+    status = start_in_background([word for word in words if word != "--background"], folder).status
+    print(f"`pomona up` runs as process {status.pid}, {describe_endpoint(status)}")
+    print(f"its output is in {folder / OUTPUT_LOG}; `pomona list` shows what it serves, `pomona down` ends it")
 
 
 async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptions) -> bool:
@@ -195,7 +234,7 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
 
     of_files = Manifests(dict(manifests.models), dict(manifests.services))
     share_bytes = manifests.divide(allowed_bytes, further=len(sources))
-    chosen = await single.add_models(manifests, sources, options, share_bytes)
+    chosen = await single.add_models(manifests, sources, options, share_bytes, on_demand=demand.on_demand)
     for note in (*chosen, *manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):
         print(note, file=sys.stderr)
 
@@ -208,7 +247,8 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
         asking = asyncio.create_task(_ask_and_stop(machine, question)) if question is not None else None
         beside = {asyncio.create_task(work) for work in _list_work_beside(machine, demand, of_files)}
         try:
-            await machine.run()
+            with serve_control(machine, options.folder):
+                await machine.run()
         finally:
             ending = [*beside, asking] if asking else [*beside]
             for task in ending:

@@ -55,6 +55,7 @@ class Credentials:
         proxy: URL of an HTTP proxy to use.
         authority: PEM certificates that the server's certificate is checked against; None: those of the system.
         namespace: namespace of the context or of the pod; empty if none is stated.
+        context: name of the context of the kubeconfig; empty in a pod.
     """
 
     server: str
@@ -64,6 +65,7 @@ class Credentials:
     proxy: str | None = field(default=None, repr=False)
     authority: bytes | None = field(default=None, repr=False)
     namespace: str = ""
+    context: str = ""
 
     async def authorization(self) -> str | None:
         """Return the value of the Authorization header as of now. Raises CredentialsError."""
@@ -264,6 +266,7 @@ def load(
         proxy=entry.cluster.get("proxy-url"),
         authority=_read_pem(entry.cluster, "certificate-authority") if tls else None,
         namespace=entry.namespace,
+        context=entry.context,
     )
 
 

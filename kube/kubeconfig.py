@@ -26,6 +26,8 @@ class KubeconfigEntry:
     user: Mapping[str, Any] = field(repr=False)
     namespace: str = ""
     """Namespace of the context; empty if it states none."""
+    context: str = ""
+    """Name of the context."""
 
 
 def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> KubeconfigEntry:
@@ -61,7 +63,7 @@ def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> K
     cluster = _pick_entry(source, sections, "clusters", context.get("cluster", ""))
     user = _pick_entry(source, sections, "users", context["user"]) if context.get("user") else {}
     namespace = str(context.get("namespace") or "")
-    return KubeconfigEntry(f"kubeconfig {source}, context {current}", cluster, user, namespace)
+    return KubeconfigEntry(f"kubeconfig {source}, context {current}", cluster, user, namespace, current)
 
 
 def _parse_file(path: Path) -> dict[str, Any]:

@@ -29,7 +29,6 @@ SUBCOMMANDS: Final = {
     "status": ("show whether the agent runs, and what it serves", "cli.agent.status"),
     "stop": ("drain and stop everything on this host", "cli.agent.stop"),
     "uninstall": ("stop everything, and remove the service of the agent", "cli.agent.uninstall"),
-    "weights": ("list the weights on this host, or delete some", "cli.agent.weights"),
 }
 
 

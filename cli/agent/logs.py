@@ -1,21 +1,14 @@
 """`pomona agent logs`: the log of the agent or of one engine."""
 
-import codecs
 import contextlib
-import os
-import time
-from collections import deque
 from pathlib import Path
-from typing import Final
 
 import click
 
-from artifacts.durable import open_regular
 from cli.agent.agent_service import find_agent, find_managers, find_start_log, state_option
+from cli.log_lines import follow_logs, read_last_lines
 from cli.output import show_raw
-from metal_agent.native.log_files import AGENT_LOG, previous_log_path, read_engine_log_name
-
-_PAUSE_SECONDS: Final = 0.5
+from metal_agent.native.log_files import AGENT_LOG, read_engine_log_name
 
 
 @click.command("logs")
@@ -49,7 +42,7 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
             click.echo(show_raw(line), nl=False)
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
-                _follow(path)
+                follow_logs({path: ""})
     except FileNotFoundError as error:
         raise click.ClickException(
             f"there is no {error.filename}: an agent in a terminal logs there, an installed one after its first start"
@@ -58,16 +51,6 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
         if error.filename is None:  # the output cannot be written, such as to `head`
             raise
         raise click.ClickException(f"{error.filename}: {error.strerror}: run this command as its owner") from error
-
-
-def read_last_lines(path: Path, count: int) -> list[str]:
-    """Return the last `count` lines of a log together with its earlier part, a file beside it. Raises OSError."""
-    last_lines: deque[str] = deque(maxlen=count)
-    for part in (previous_log_path(path), path):
-        if part == path or part.exists():
-            with open_regular(part, follow_links=False) as file:
-                last_lines.extend(line.decode(errors="replace") for line in file)
-    return list(last_lines)
 
 
 def _print_newer_output(start_log: Path, log: Path, count: int) -> None:
@@ -102,20 +85,3 @@ def _find_engine_log(folder: Path, name: str) -> Path:
         names = ", ".join(sorted(engines.values())) or "none"
         raise click.ClickException(f"no engine {name!r} has a log in {folder}; there are: {names}")
     return max(logs, key=lambda path: path.stat().st_mtime)
-
-
-def _follow(path: Path) -> None:
-    """Print new lines of a log for ever; the log may be truncated or replaced."""
-    file, decoder = open_regular(path, follow_links=False), codecs.getincrementaldecoder("utf-8")(errors="replace")
-    # What is there already was printed before.
-    file.seek(0, os.SEEK_END)
-    while True:
-        click.echo(show_raw(decoder.decode(file.read())), nl=False)
-        with contextlib.suppress(FileNotFoundError):
-            # Shorter than what was read: it was truncated. Another inode: it was replaced. Either way, read it from its
-            # beginning.
-            now = path.stat()
-            if now.st_size < file.tell() or now.st_ino != os.fstat(file.fileno()).st_ino:
-                file.close()
-                file = open_regular(path, follow_links=False)
-        time.sleep(_PAUSE_SECONDS)

@@ -1,10 +1,11 @@
-"""`pomona logs`: what the engines of a service have logged, in pods and on hosts."""
+"""`pomona logs`: what the engines of a service have logged, on this machine, in pods and on hosts."""
 
 import asyncio
 import contextlib
 import sys
 from collections.abc import Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
 import click
@@ -12,8 +13,10 @@ import click
 from cli.api_objects import Obj, may_be_on_hosts
 from cli.cluster_access import INTERRUPTED_EXIT, Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
-from cli.completion import complete_services
+from cli.completion import complete_served
 from cli.lazy import program_name
+from cli.machine.instance import OR_START, choose_instance
+from cli.options import state_folder_option
 from cli.output import show_raw
 from crds.meta import DEFAULT_CONTAINER, LABEL_SERVICE
 from crds.text import escape_controls
@@ -25,13 +28,24 @@ _WITHOUT_LOG: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND})
 
 
 @click.command("logs")
-@click.argument("name", shell_complete=complete_services)
-@click.option("--follow", "-f", is_flag=True, help="Go on printing what engines in pods log, until Ctrl-C.")
+@click.argument("name", shell_complete=complete_served)
+@click.option("--follow", "-f", is_flag=True, help="Go on printing what engines here or in pods log, until Ctrl-C.")
 @click.option("--replica", help="Number or name of one replica. Default: all.")
 @click.option("--tail", "tail", type=click.IntRange(min=0), help="Last lines only, so many of each replica.")
+@state_folder_option
 @namespaced_cluster_options
-def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | None, tail: int | None) -> None:
+def command(
+    name: str,
+    *,
+    target: ClusterOptions,
+    follow: bool,
+    replica: str | None,
+    tail: int | None,
+    state_dir: Path | None,
+) -> None:
     """Print the logs of the engines of the service NAME.
+
+    The running `pomona up` of this machine is asked, unless -n, --context or --kubeconfig names a cluster.
 
     Of an engine on a host, the cluster has the last lines before its last exit only; the command names the one that
     prints all of them on the host.
@@ -41,8 +55,17 @@ def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | N
       pomona logs chat
       pomona logs chat -f --replica 0 --tail 20
     """
+    if instance := choose_instance(target, state_dir):
+        from cli.machine.logs import print_logs_here  # noqa: PLC0415 - not needed for a cluster
+
+        print_logs_here(instance, name, replica, follow=follow, tail=tail)
+        return
     try:
-        run_in_cluster(target, lambda cluster: _print_logs(cluster, name, replica, follow=follow, tail=tail))
+        run_in_cluster(
+            target,
+            lambda cluster: _print_logs(cluster, name, replica, follow=follow, tail=tail),
+            instead=OR_START,
+        )
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_EXIT)
 
@@ -75,6 +98,8 @@ async def _print_logs(cluster: Cluster, name: str, replica: str | None, *, follo
     if not replicas:
         says = f"`{program_name()} status {name}{cluster.target.render()}` says what it waits for"
         raise click.ClickException(f"{name} has no replica yet: {says}")
+
+    cluster.say_asked()
 
     # 2. Print their logs; a prefix names the replica if there are several.
     chosen = choose_replicas(name, replicas, replica)

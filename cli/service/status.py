@@ -1,6 +1,7 @@
 """`pomona status`: the verdict on a service, and the tree of what it waits for."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import click
 
@@ -8,8 +9,10 @@ from cli.api_objects import Obj, list_model_names, may_be_on_hosts
 from cli.cluster_access import Cluster, read_object, run_in_cluster
 from cli.cluster_errors import describe_api_error
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
-from cli.completion import complete_services
+from cli.completion import complete_served
 from cli.lazy import program_name
+from cli.machine.instance import OR_START, choose_instance
+from cli.options import state_folder_option
 from cli.output import facts_option, print_facts, terminal_width, without_managed_fields
 from cli.service.service_tree import ServiceObjects, render_status
 from cli.service.verdict import judge_service
@@ -19,11 +22,15 @@ from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MOD
 
 
 @click.command("status")
-@click.argument("name", shell_complete=complete_services)
+@click.argument("name", shell_complete=complete_served)
 @facts_option("tree")
+@state_folder_option
 @namespaced_cluster_options
-def command(name: str, *, target: ClusterOptions, output_format: str) -> None:
+def command(name: str, *, target: ClusterOptions, output_format: str, state_dir: Path | None) -> None:
     """Show whether the service NAME serves, what it waits for, and what to do next.
+
+    The running `pomona up` of this machine is asked, unless -n, --context or --kubeconfig names a cluster. A model that
+    the first request loads counts as one that serves.
 
     Exit code: 0 it serves, 1 it does not.
 
@@ -32,7 +39,11 @@ def command(name: str, *, target: ClusterOptions, output_format: str) -> None:
       pomona status chat
       pomona status chat -o yaml
     """
-    objects = run_in_cluster(target, lambda cluster: read_service_objects(cluster, name))
+    if instance := choose_instance(target, state_dir):
+        from cli.machine.services import print_status  # noqa: PLC0415 - not needed for a cluster
+
+        click.get_current_context().exit(0 if print_status(instance, name, output_format) else 1)
+    objects = run_in_cluster(target, lambda cluster: read_service_objects(cluster, name), instead=OR_START)
     verdict = judge_service(objects.service, program_name(), target)
     if output_format == "tree":
         print("\n".join(render_status(objects, verdict, terminal_width())))
@@ -50,6 +61,7 @@ async def read_service_objects(cluster: Cluster, name: str) -> ServiceObjects:
         Unreachable: the API server does not answer.
     """
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
+    cluster.say_asked()
     # not_shown_lines: a line for each right that the user lacks, added by `_find` and `_list`
     not_shown_lines: list[str] = []
 

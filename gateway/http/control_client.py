@@ -31,7 +31,14 @@ class ControlUnreachableError(Exception):
 
 
 class ControlRefusedError(Exception):
-    """The process refused the call, or is of an incompatible version; the message says why."""
+    """The process refused the call, or is of an incompatible version; the message says why.
+
+    `refusal` is the process's own message; empty if it has not answered, or is not trusted.
+    """
+
+    def __init__(self, message: str, refusal: str = "") -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 class ControlClient:
@@ -81,7 +88,7 @@ class ControlClient:
             raise ControlUnreachableError(f"{at}: {error}") from error
 
         if response.status != HTTPStatus.OK:
-            raise ControlRefusedError(f"{at}: {refusal_message(content)}")
+            raise _build_refusal(at, content)
         return content
 
     async def stream_lines(
@@ -103,7 +110,7 @@ class ControlClient:
                 session.request(method, f"http://{self._server}{path}", data=body, allow_redirects=False) as response,
             ):
                 if response.status != HTTPStatus.OK:
-                    raise ControlRefusedError(f"{at}: {refusal_message(await self._read_content(response))}")
+                    raise _build_refusal(at, await self._read_content(response))
                 async for line in response.content:
                     if not line.isspace():
                         yield line
@@ -149,7 +156,13 @@ class _CheckedConnector(aiohttp.UnixConnector):
         return protocol
 
 
-def refusal_message(content: bytes) -> str:
+def _build_refusal(server: str, content: bytes) -> ControlRefusedError:
+    """Return the error for a response that is not 200."""
+    refusal = _read_refusal(content)
+    return ControlRefusedError(f"{server}: {refusal}", refusal)
+
+
+def _read_refusal(content: bytes) -> str:
     """Return the message in the body of a refusal, or the body as text if it has no such form."""
     try:
         return msgspec.json.decode(content, type=ControlRefusal).error

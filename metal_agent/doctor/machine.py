@@ -40,7 +40,7 @@ def check_disk(folder: str, free_bytes: int) -> Finding:
     """Check the free space of the disk with the weights."""
     detail = f"{free_bytes / _GIB:.0f} GiB are free in {folder}"
     if free_bytes < LEAST_DISK_BYTES:
-        return Finding("disk", "warning", detail, "delete weights by `pomona agent weights --remove`, or other files")
+        return Finding("disk", "warning", detail, "delete weights by `pomona weights delete`, or other files")
     return Finding("disk", "ok", detail)
 
 

@@ -35,7 +35,7 @@ class UpClient(OwnedControlClient):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder / UP_SOCKET, "`pomona up`")
+        super().__init__(folder / UP_SOCKET, "pomona-up")
 
     async def status(self) -> UpStatus:
         """Return the status of the process, with its pid as the kernel names it."""

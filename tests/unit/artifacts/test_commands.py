@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.fetch import _ProgressLines, _show_progress, command
+from cli.fetch import command
+from cli.fetch_progress import ProgressLines, show_fetch_progress
 from cli.outcome import RESULT_BYTES, encode_within
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer, TransferFault
@@ -165,13 +166,21 @@ async def test_sigterm_ends_a_fetch_and_keeps_the_partial_download(
 
 def test_progress_in_a_log_is_an_occasional_line(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([0.0, 0.0, 5.0, 10.0, 15.0, 20.0])
-    lines = _ProgressLines("a.gguf", lambda: next(now))
-    for done in range(1, 6):
+    lines = ProgressLines("a.gguf", lambda: next(now))
+    for done in range(5):
         lines.show(done << 20, 8 << 20)
     assert capsys.readouterr().err == (
-        "a.gguf: 3.0 MiB of 8.0 MiB, 37 %, 204.8 KiB/s, 25 s left\n"
-        "a.gguf: 5.0 MiB of 8.0 MiB, 62 %, 204.8 KiB/s, 15 s left\n"
+        "a.gguf: 2.0 MiB of 8.0 MiB, 25 %, 204.8 KiB/s, 30 s left\n"
+        "a.gguf: 4.0 MiB of 8.0 MiB, 50 %, 204.8 KiB/s, 20 s left\n"
     )
+
+
+def test_progress_of_a_resumed_download_says_so_and_counts_what_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter([0.0, 0.0, 10.0])
+    lines = ProgressLines("a.gguf", lambda: next(now))
+    for done in (2 << 20, 3 << 20):
+        lines.show(done, None)
+    assert capsys.readouterr().err == "a.gguf: resumed at 2.0 MiB\na.gguf: 3.0 MiB, 102.4 KiB/s\n"
 
 
 def test_name_of_a_file_is_no_markup_of_its_progress(
@@ -181,7 +190,7 @@ def test_name_of_a_file_is_no_markup_of_its_progress(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     for name in ("[link=https://thief.example]model[/link].gguf", "[/b].gguf"):
-        with _show_progress(name) as show:
+        with show_fetch_progress(name) as show:
             show(1, 2)
         assert name in capsys.readouterr().err
 

@@ -16,8 +16,8 @@ from cli.agent import status as status_command
 from cli.agent.agent_options import AgentArguments, agent_options
 from cli.agent.agent_service import ServiceManagers, find_agent_state_folder, require_root
 from cli.agent.install import prepare_output
-from cli.agent.logs import read_last_lines
 from cli.agent.status import AgentReport, format_report
+from cli.log_lines import read_last_lines
 from cli.main import main
 from gateway.http import control_listener
 from gateway.http.control_client import ControlUnreachableError

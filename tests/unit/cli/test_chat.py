@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from cli import up
-from cli.service.chat import _read_line
+from cli.conversation import read_line
 from standalone.client_access import ClientAccess
 from standalone.machine import Machine
 from tests.support.eventually import eventually
@@ -47,11 +47,11 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[TypedInput]:
 
 async def test_lines_are_read_until_the_end_of_input(terminal: TypedInput) -> None:
     terminal.type(f"one\ntwo\n{CTRL_D}")
-    assert [await _read_line() for _ in range(3)] == ["one\n", "two\n", ""]
+    assert [await read_line() for _ in range(3)] == ["one\n", "two\n", ""]
 
 
 async def test_half_a_line_holds_up_nothing(terminal: TypedInput) -> None:
-    reading = asyncio.create_task(_read_line())
+    reading = asyncio.create_task(read_line())
     terminal.type(f"half a{CTRL_D}")
     await asyncio.sleep(0)
     await eventually(terminal.is_read)

@@ -80,7 +80,7 @@ def test_import_of_a_sub_command_leaves_the_garbage_collector_as_it_was(enabled:
         "import gc, sys; from cli.lazy import import_without_collections\n"
         f"enabled = {enabled}\n"
         "if not enabled: gc.disable()\n"
-        "assert import_without_collections('cli.agent.weights').command.name\n"
+        "assert import_without_collections('cli.machine.weights').command.name\n"
         "assert gc.isenabled() == enabled\n"
         "assert (gc.get_freeze_count() > 0) == enabled\n"
         "import_without_collections('json.missing')"
@@ -132,7 +132,7 @@ def test_each_command_that_prints_facts_prints_them_as_json_and_yaml_by_one_opti
             printing.add(" ".join(path))
     assert printing == {
         *("bench", "catalog", "deploy", "fetch", "host list", "hosts", "inspect", "key list", "list", "status"),
-        *("agent doctor", "agent status", "agent weights"),
+        *("agent doctor", "agent status", "weights list", "ps"),
         *("queue", "queue explain", "plan", "plan add", "plan drain", "simulate", "cost"),
     }
 

@@ -48,7 +48,7 @@ def verdicts(findings: list[Finding]) -> dict[str, str]:
         (machine.check_metal(Metal("Apple M4 Max", 96 * GIB)), "ok", ""),
         (machine.check_memory(HostFacts()), "problem", "--memory-budget"),
         (machine.check_disk("/weights", machine.LEAST_DISK_BYTES), "ok", ""),
-        (machine.check_disk("/weights", machine.LEAST_DISK_BYTES - 1), "warning", "pomona agent weights"),
+        (machine.check_disk("/weights", machine.LEAST_DISK_BYTES - 1), "warning", "pomona weights delete"),
         *(
             (cluster.check_token(TokenTimes(0, 100), now, "studio-1"), verdict, fix)
             for now, verdict, fix in (

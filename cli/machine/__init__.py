@@ -1,0 +1,1 @@
+"""Commands about this machine alone: the running `pomona up`, and the weights in its state folder."""
