@@ -43,13 +43,21 @@ def command(state_dir: Path | None, *, now: bool) -> None:
 def _await_end(instance: Instance, pid: int) -> None:
     """Wait until the process has ended, and print what it waits for."""
     last_lines: list[str] = []
-    while psutil.pid_exists(pid):
+    while not _has_ended(pid):
         lines = _describe_rest(instance, pid)
         if lines != last_lines:
             last_lines = lines
             for line in lines:
                 print_note(line)
         time.sleep(_PAUSE_SECONDS)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a process has ended, also if nobody has noticed its end yet, such as the shell of its job."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _describe_rest(instance: Instance, pid: int) -> list[str]:

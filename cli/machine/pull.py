@@ -66,9 +66,10 @@ async def _pull_by(instance: Instance, source: str, show: ReportBytes) -> str:
         async for update in updates:
             if update.problem:
                 raise click.ClickException(update.problem)
-            if update.bytes:
+            if update.digest:
+                digest = update.digest
+            else:
                 show(update.bytes, update.total_bytes)
-            digest = update.digest
     return digest
 
 

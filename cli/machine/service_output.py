@@ -7,7 +7,7 @@ from crds.size import size_text
 from standalone.control.up_status import UpServiceStatus, UpStatus
 
 _LABEL_WIDTH = 13
-_LIST_TITLES = ("NAME", "PHASE", "MEMORY", "REQUESTS", "MODEL", "DETAIL")
+_LIST_TITLES = ("NAME", "PHASE", "MEMORY", "REQUESTS", "DETAIL")
 _WIDE_TITLES = ("NAME", "PHASE", "MEMORY", "REQUESTS", "MODEL", "CONTEXT", "ENGINE", "SOURCE", "DETAIL")
 _LOADED_TITLES = ("NAME", "PHASE", "MEMORY", "REQUESTS", "IDLE", "UNLOADED IN", "CONTEXT", "ENGINE")
 
@@ -17,8 +17,9 @@ def format_services(services: Sequence[UpServiceStatus], width: int | None, *, i
     rows = []
     for service in services:
         memory, requests = describe_memory(service), describe_requests(service)
-        wide = (str(service.context_length or ""), service.runtime, service.source) if is_wide else ()
-        rows.append((service.name, service.phase, memory, requests, service.model, *wide, service.detail))
+        further = (service.model, str(service.context_length or ""), service.runtime, service.source)
+        wide = further if is_wide else ()
+        rows.append((service.name, service.phase, memory, requests, *wide, service.detail))
     return render_table(_WIDE_TITLES if is_wide else _LIST_TITLES, rows, width, {0})
 
 
@@ -81,7 +82,7 @@ def describe_memory(service: UpServiceStatus) -> str:
 def describe_requests(service: UpServiceStatus) -> str:
     """Return how many requests run and wait."""
     waiting = f", {service.waiting} waiting" if service.waiting else ""
-    return f"{service.running} running{waiting}" if service.running or waiting else ""
+    return f"{service.running}{waiting}" if service.running or waiting else ""
 
 
 def describe_unload(service: UpServiceStatus) -> str:

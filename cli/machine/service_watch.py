@@ -8,7 +8,6 @@ import click
 
 from cli.fetch_progress import show_fetch_progress
 from cli.machine.instance import Instance
-from cli.machine.service_output import describe_requests
 from cli.output import print_note
 from standalone.control.up_status import UpServiceStatus
 
@@ -42,7 +41,7 @@ def describe_phase(service: UpServiceStatus) -> str:
     """Return what a service waits for."""
     match service.phase:
         case "Stopping":
-            waits = f"waits for its requests: {describe_requests(service)}" if service.running else "its engine ends"
+            waits = f"waits for {service.running} running requests" if service.running else "its engine ends"
             return f"{service.name}: {waits}"
         case "Starting":
             return f"{service.name}: loading"

@@ -139,25 +139,27 @@ class UpControl:
             raise ControlError(HTTPStatus.TOO_MANY_REQUESTS, problem)
 
         self._pulls += 1
-        last_update = PullUpdate()
+        unsent: list[PullUpdate] = []
 
         def note(fetched_bytes: int, total_bytes: int | None) -> None:
-            nonlocal last_update
-            last_update = PullUpdate(fetched_bytes, total_bytes)
+            """Note the progress: the first report, which has the bytes of an earlier pull, and then the last one."""
+            if len(unsent) > 1:
+                unsent.pop()
+            unsent.append(PullUpdate(fetched_bytes, total_bytes))
 
         call.exchange.start(HTTPStatus.OK, b"Content-Type: application/x-ndjson\r\n")
         pulling = asyncio.create_task(self._machine.puller.pull(request.source, note))
         try:
-            sent, quiet_seconds = last_update, 0.0
+            quiet_seconds = 0.0
             while not pulling.done():
                 await asyncio.wait({pulling}, timeout=_UPDATE_SECONDS)
-                quiet_seconds += _UPDATE_SECONDS
-                if last_update is not sent or quiet_seconds >= _HEARTBEAT_SECONDS:
-                    line = msgspec.json.encode(last_update) if last_update is not sent else b""
-                    sent, quiet_seconds = last_update, 0.0
-                    call.exchange.write(line + b"\n")
+                quiet_seconds = 0.0 if unsent else quiet_seconds + _UPDATE_SECONDS
+                if unsent or quiet_seconds >= _HEARTBEAT_SECONDS:
+                    quiet_seconds = 0.0
+                    call.exchange.write(b"".join(msgspec.json.encode(update) + b"\n" for update in unsent) or b"\n")
+                    unsent.clear()
                     await call.drain()
-            call.exchange.finish(msgspec.json.encode(_describe_end(pulling, last_update)) + b"\n")
+            call.exchange.finish(msgspec.json.encode(_describe_end(pulling)) + b"\n")
         finally:
             # A client that hangs up ends its pull; what has come is kept.
             pulling.cancel()
@@ -192,12 +194,12 @@ class UpControl:
         return facts
 
 
-def _describe_end(pulling: asyncio.Task[str], last_update: PullUpdate) -> PullUpdate:
+def _describe_end(pulling: asyncio.Task[str]) -> PullUpdate:
     """Return the last line of a pull that has ended."""
     error = pulling.exception()
     match error:
         case None:
-            return msgspec.structs.replace(last_update, digest=pulling.result())
+            return PullUpdate(digest=pulling.result())
         case ArtifactError():
             return PullUpdate(problem=error.message)
         case SourceError() | OSError():

@@ -4,9 +4,10 @@ import asyncio
 import fcntl
 import os
 import pty
+import signal
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple, cast
 
@@ -14,7 +15,8 @@ import pytest
 from aiohttp import web
 
 from cli import up
-from cli.conversation import read_line
+from cli.conversation import hold_conversation, read_line
+from standalone.ask import ChatAnswer, ChatMessage, Show
 from standalone.client_access import ClientAccess
 from standalone.machine import Machine
 from tests.support.eventually import eventually
@@ -58,6 +60,26 @@ async def test_half_a_line_holds_up_nothing(terminal: TypedInput) -> None:
     assert not reading.done()
     terminal.type(" line\n")
     assert await reading == "half a line\n"
+
+
+async def test_interrupted_answer_stays_in_the_conversation_as_far_as_it_came(terminal: TypedInput) -> None:
+    asked: list[list[tuple[str, str]]] = []
+
+    async def ask(messages: Sequence[ChatMessage], show: Show, _thoughts: Show | None) -> ChatAnswer:
+        asked.append([(message.role, message.content) for message in messages])
+        if len(asked) == 1:
+            show("half an ")
+        if len(asked) < 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        return ChatAnswer("whole", 1, 0.0, 0.0)
+
+    terminal.type(f"one\ntwo\nthree\n{CTRL_D}")
+    before = signal.getsignal(signal.SIGINT)
+    await hold_conversation(None, ask)
+    assert signal.getsignal(signal.SIGINT) is before
+    first = [("user", "one"), ("assistant", "half an ")]
+    assert asked == [first[:1], [*first, ("user", "two")], [*first, ("user", "three")]]
 
 
 async def test_answer_to_pomona_up_moves_no_cursor(
