@@ -254,17 +254,23 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
             for task in ending:
                 task.cancel()
             await asyncio.wait(ending)
+        return _report_end(machine, asking)
 
-        # 3. Report how it ended.
-        if not signals.hand_over.is_set():
-            for message in machine.describe_left_engines():
-                print(message, file=sys.stderr)
-        # A question that has ended by itself has printed its own outcome.
-        if machine.failure and (asking is None or asking.cancelled()):
-            raise StartError(machine.failure)
-        if asking is None:
-            return True
-        return not asking.cancelled() and asking.result()
+
+def _report_end(machine: Machine, asking: asyncio.Task[bool] | None) -> bool:
+    """Report how the machine has ended; return whether the command succeeded.
+
+    `asking` is the question, which has ended; None: there was none. Raises StartError: nothing could be served.
+    """
+    if not machine.signals.hand_over.is_set():
+        for message in machine.describe_left_engines():
+            print(message, file=sys.stderr)
+    # A question that has ended by itself has printed its own outcome.
+    if machine.failure and (asking is None or asking.cancelled()):
+        raise StartError(machine.failure)
+    if asking is None:
+        return True
+    return not asking.cancelled() and asking.result()
 
 
 def _list_work_beside(machine: Machine, demand: _Demand, of_files: Manifests) -> list[Coroutine[Any, Any, None]]:

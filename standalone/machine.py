@@ -157,8 +157,8 @@ class Machine:
         self._services = ServiceDecisions(
             manifests, inspector, options.endpoint, budget_bytes=lambda: ledger.budget_bytes, changed=self.run_wanted
         )
-        self.weights_store = store
-        self.puller = WeightsPuller(self._host.context.weights, inspector, options.source_access)
+        lookup = ModelLookup(options.folder / "names", options.source_access, inspector, store.foreign)
+        self.puller = WeightsPuller(self._host.context.weights, inspector, options.source_access, lookup)
 
     @property
     def manifests(self) -> Manifests:

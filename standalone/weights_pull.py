@@ -27,6 +27,7 @@ class WeightsPuller:
     """
 
     def __init__(self, weights: HostWeights, inspector: ModelInspector, access: SourceAccess) -> None:
+        self.store = weights.store
         self._weights, self._inspector, self._access = weights, inspector, access
 
     async def pull(self, source: str, on_progress: Progress) -> str:

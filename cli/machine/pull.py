@@ -59,7 +59,7 @@ def command(source: str, state_dir: Path | None, *, allowed_networks: Networks) 
 
 
 async def _pull_by(instance: Instance, source: str, show: ReportBytes) -> str:
-    """Have an instance fetch weights, and return their digest. Raises click.ClickException."""
+    """Fetch weights by an instance, and return their digest. Raises click.ClickException."""
     updates: AsyncGenerator[PullUpdate, None] = instance.client.pull(source)
     digest = ""
     async with contextlib.aclosing(updates):

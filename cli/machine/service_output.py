@@ -1,4 +1,4 @@
-"""What `pomona list`, `ps` and `status` print about a running `pomona up`: pure functions of its status."""
+"""The output of `pomona list`, `ps` and `status` about a running `pomona up`: pure functions of its status."""
 
 from collections.abc import Sequence
 

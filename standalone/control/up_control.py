@@ -172,7 +172,7 @@ class UpControl:
             assignment for decision in self._machine.decisions.values() for assignment in decision.assignments
         ]
         try:
-            return await asyncio.to_thread(list_weights, self._machine.weights_store, assignments)
+            return await asyncio.to_thread(list_weights, self._machine.puller.store, assignments)
         except OSError as error:
             raise ControlError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the store cannot be read: {error}") from error
 
@@ -186,7 +186,7 @@ class UpControl:
                 HTTPStatus.NOT_FOUND, f"no weights have the digest {digest[:64]}: see `pomona weights list`"
             )
         try:
-            await asyncio.to_thread(delete_weights, self._machine.weights_store, facts)
+            await asyncio.to_thread(delete_weights, self._machine.puller.store, facts)
         except WeightsInUseError as error:
             raise ControlError(HTTPStatus.CONFLICT, str(error)) from error
         except (OSError, ArtifactError) as error:

@@ -162,7 +162,7 @@ def test_namespace_is_that_of_the_context_unless_stated(serve: Serve, tmp_path: 
     config = write_kubeconfig(tmp_path / "config", serve(200, empty))
     assert "no service in namespace team:" in run(["list"], config).output
     assert "no service in namespace ours:" in run(["list"], config, "-n", "ours").output
-    assert json.loads(run(["list"], config, "-o", "json").output) == {"apiVersion": "v1", "kind": "List", "items": []}
+    assert json.loads(run(["list"], config, "-o", "json").stdout) == {"apiVersion": "v1", "kind": "List", "items": []}
 
 
 @pytest.mark.parametrize(

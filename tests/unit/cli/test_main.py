@@ -186,7 +186,7 @@ def test_invalid_size_is_refused_with_example(text: str) -> None:
 def test_error_that_quotes_others_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant's source, a host's answer and a join code are quoted in errors."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **_options: object) -> None:
         raise click.ClickException("chat answered 500: \x1b]52;c;Y3Vy\x07\x9b1A\nno\tmore")
 
     for module in ("cli.service.chat", "cli.host.membership"):

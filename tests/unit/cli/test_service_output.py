@@ -1,4 +1,4 @@
-"""What is printed about a running `pomona up`: tables that fit 80 columns, and all about one service."""
+"""The output about a running `pomona up`: tables that fit 80 columns, and all about one service."""
 
 from typing import Any
 
