@@ -36,8 +36,8 @@ from standalone import desired, manifests, single
 from standalone.ask import AskError, ask
 from standalone.change_lines import ChangePrinter, LogFormat
 from standalone.client_access import ApiKey, ClientAccess, parse_address, parse_host, parse_origin, read_api_keys
-from standalone.live_files import LiveFiles
 from standalone.control.up_control import serve_control
+from standalone.live_files import LiveFiles
 from standalone.machine import Machine, StandaloneOptions, UserSignals
 from standalone.manifests import ManifestError, Manifests
 from standalone.view import print_line, show_table
@@ -165,8 +165,7 @@ def command(
       pomona up --model qwen3-8b
       pomona up --model unsloth/Qwen3-8B-GGUF:Q4_K_M
       pomona up --model ~/models/tiny.gguf --ask 'Who are you?'
-      pomona up model.yaml service.yaml --port 9000
-      pomona up models --background
+      pomona up models --port 9000 --background
     """
     folder = (state_dir or default_state_folder()).absolute()
     try:
@@ -193,7 +192,6 @@ def command(
         raise click.ClickException(str(error)) from error
     except ArtifactError as error:
         raise click.ClickException(error.message) from error
-
     sys.exit(0 if served else 1)
 
 

@@ -97,11 +97,6 @@ class StandaloneExposure(ProxyExposure):
         is_default = self.access.address == LOOPBACK
         return _OTHER_PORT if is_default else f"{_OTHER_PORT}, or an address of this machine with --listen"
 
-    @property
-    def url(self) -> str:
-        """The base URL for clients on this machine; "" while the endpoint is not open."""
-        return f"http://{LOOPBACK}:{self.router.port}" if self.router and not self.router.error else ""
-
     def refuse_used_port(self) -> None:
         """Raise StartError if another program listens on the port, before any model is loaded."""
         address = self.access.address

@@ -40,6 +40,7 @@ from standalone.desired import Decision
 from standalone.exposure import StandaloneExposure
 from standalone.inspections import ModelInspector
 from standalone.manifests import Manifests
+from standalone.model_lookup import ModelLookup
 from standalone.on_demand import OnDemandLoader
 from standalone.served_facts import find_facts
 from standalone.service_decisions import ServiceDecisions
@@ -158,7 +159,9 @@ class Machine:
             manifests, inspector, options.endpoint, budget_bytes=lambda: ledger.budget_bytes, changed=self.run_wanted
         )
         lookup = ModelLookup(options.folder / "names", options.source_access, inspector, store.foreign)
-        self.puller = WeightsPuller(self._host.context.weights, inspector, options.source_access, lookup)
+        self.puller = WeightsPuller(
+            self._host.context.weights, inspector, options.source_access, lookup, ledger.budget_bytes
+        )
 
     @property
     def manifests(self) -> Manifests:

@@ -9,14 +9,14 @@ import hashlib
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
 from artifacts import durable
 from artifacts.errors import ArtifactError
-from artifacts.foreign_stores import ForeignStores
+from artifacts.foreign_stores import ForeignStores, find_foreign_stores
 from artifacts.inspect import inspect
 from artifacts.ollama_store import OllamaModel
 from artifacts.partial_download import translate_os_errors
@@ -25,10 +25,14 @@ from artifacts.repositories.repository import Listing, SourceAccess
 from artifacts.repositories.schemes import open_repository
 from artifacts.retry import SHORT_PATIENCE, Patience
 from artifacts.source import parse, scheme_of
+from artifacts.weights_store import WeightsStore
+from crds.inferenceservice import InferenceService
+from crds.meta import API_VERSION
+from crds.model import Model
 from crds.serving import LEAST_CONTEXT, Mode
 from fitness.catalog_entries import CatalogEntry, load_catalog
 from standalone.inspections import ModelInspector
-from standalone.manifests import derive_name, make_name
+from standalone.manifests import accept_manifest, derive_name, make_name
 from standalone.model_names import FORMS, CatalogName, HubName, ModelNameError, OllamaName, parse_model_name
 from standalone.quantization_choice import choose_quantization, is_held
 
@@ -37,6 +41,8 @@ _ACCELERATORS: Final = ("metal", "cpu") if sys.platform == "darwin" else ("cpu",
 _PATIENCE: Final = Patience(connect_seconds=10.0, silence_seconds=20.0, attempts=2, longest_pause_seconds=5.0)
 """Patience with the hub while the user waits for the first sign of life."""
 _MOST_LISTED: Final = 12
+TOKEN_SECRET: Final = "hf-token"  # noqa: S105 - the name of a Secret
+"""Secret that a Model of `--model` refers to if a download token is in the environment."""
 
 
 class ModelChoice(NamedTuple):
@@ -239,3 +245,35 @@ def _list_some(names: Iterable[str]) -> str:
     shown = list(names)
     more = f" and {len(shown) - _MOST_LISTED} more" if len(shown) > _MOST_LISTED else ""
     return ", ".join(shown[:_MOST_LISTED]) + more
+
+
+def open_lookup(folder: Path, access: SourceAccess) -> ModelLookup:
+    """Return the lookup of names by the stores and records of a state folder."""
+    store = WeightsStore(folder / "weights", access, find_foreign_stores())
+    return ModelLookup(folder / "names", access, ModelInspector(folder / "inspections", store, access), store.foreign)
+
+
+def build_manifests(choice: ModelChoice, *, token: bool, on_demand: bool = False) -> tuple[Model, InferenceService]:
+    """Return the Model and the InferenceService of a choice.
+
+    Args:
+        choice: the weights, and how they are served.
+        token: there is a download token.
+        on_demand: the model is loaded by requests, and unloaded when idle.
+    """
+    spec: dict[str, Any] = {"source": choice.source}
+    if token and scheme_of(choice.source) == "hf":
+        spec["sourceSecretRef"] = {"name": TOKEN_SECRET}
+    if choice.sha256 is not None:
+        spec["sha256"] = choice.sha256
+    if choice.memory_bytes is not None:
+        spec["memoryBytes"] = choice.memory_bytes
+    if choice.is_thinking:
+        spec["thinking"] = True
+    metadata = {"name": choice.name}
+    model = {"apiVersion": API_VERSION, "kind": "Model", "metadata": metadata, "spec": spec}
+    serving: dict[str, Any] = {"modelRef": choice.name, "mode": choice.mode}
+    if on_demand:
+        serving["scaling"] = {"minReplicas": 0}
+    service = {**model, "kind": "InferenceService", "spec": serving}
+    return accept_manifest(model, Model), accept_manifest(service, InferenceService)

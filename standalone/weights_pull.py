@@ -14,7 +14,8 @@ from crds.model import Model
 from metal_agent.weights import HostWeights, Progress
 from standalone import desired
 from standalone.inspections import ModelInspector
-from standalone.manifests import NAMESPACE, build_manifests
+from standalone.manifests import NAMESPACE
+from standalone.model_lookup import ModelLookup, build_manifests
 
 
 class WeightsPuller:
@@ -24,28 +25,40 @@ class WeightsPuller:
         weights: the weights of this machine.
         inspector: inspects Models, with records beside that store.
         access: settings to read sources, with the token for the hub.
+        lookup: finds the source that a name means.
+        budget_bytes: the memory that all models may use, by which a quantization is chosen.
     """
 
-    def __init__(self, weights: HostWeights, inspector: ModelInspector, access: SourceAccess) -> None:
+    def __init__(
+        self,
+        weights: HostWeights,
+        inspector: ModelInspector,
+        access: SourceAccess,
+        lookup: ModelLookup,
+        budget_bytes: int,
+    ) -> None:
         self.store = weights.store
         self._weights, self._inspector, self._access = weights, inspector, access
+        self._lookup, self._budget_bytes = lookup, budget_bytes
 
-    async def pull(self, source: str, on_progress: Progress) -> str:
-        """Fetch the weights of `source`, resumed where an earlier fetch has stopped; return their digest.
+    async def pull(self, name: str, on_progress: Progress) -> str:
+        """Fetch the weights that a name means, resumed where an earlier fetch has stopped; return their digest.
 
         `on_progress` gets the bytes that are there first, also those of an earlier fetch; it is not called if all are.
 
         Raises:
-            SourceError: the source is invalid.
+            ModelNameError: nothing has this name.
+            SourceError: it is an invalid source.
             ArtifactError: the weights cannot be fetched, or are no model.
         """
-        parsed = parse(source)
+        choice = await self._lookup.find(name, self._budget_bytes)
+        parsed = parse(choice.source)
         if parsed.scheme in {"file", "ollama"}:
             way_out = "serve it as it is" if parsed.scheme == "file" else "fetch it by `ollama pull`"
             raise ArtifactError(
                 "SourceInvalid", f"{parsed.display}: nothing is fetched of {parsed.scheme}://: {way_out}"
             )
-        model, _ = build_manifests(source, token=self._access.token is not None)
+        model, _ = build_manifests(choice, token=self._access.token is not None)
         model = desired.drop_unusable_secret(model, self._access.endpoint)
         inspection, _ = await self._inspector.inspect(model)
         return await self._fetch(desired.with_inspection(model, inspection), on_progress)

@@ -12,7 +12,7 @@ import click
 
 from artifacts.durable import make_folder
 from cli.machine.instance import Instance, find_instance
-from cli.output import escape_controls
+from crds.text import escape_controls
 
 OUTPUT_LOG: Final = "up-output.log"
 """The name of the file, in the state folder, with what such a process prints."""

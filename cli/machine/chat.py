@@ -1,6 +1,7 @@
 """`pomona chat` and `pomona run` with a service of a running `pomona up`."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.conversation import hold_conversation, read_standard_input
+from cli.endpoint.client_configuration import KEY_VARIABLE
 from cli.machine.instance import Instance
 from cli.output import print_note
 
@@ -38,7 +40,7 @@ async def _chat(endpoint: str, name: str, question: str | None) -> None:
     """Ask the service at the endpoint each question. Raises AskError and KeyboardInterrupt."""
     from standalone.ask import continue_chat, open_session  # noqa: PLC0415 - not needed for --help
 
-    async with open_session() as session:
+    async with open_session(token=os.environ.get(KEY_VARIABLE, "")) as session:
 
         async def ask(messages: "Sequence[ChatMessage]", show: "Show", thoughts: "Show | None") -> "ChatAnswer":
             return await continue_chat(session, endpoint, name, messages, show=show, show_thoughts=thoughts)

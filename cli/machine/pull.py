@@ -31,11 +31,13 @@ def command(source: str, state_dir: Path | None, *, allowed_networks: Networks) 
 
     \b
     Examples:
-      pomona pull hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
+      pomona pull qwen3-8b
+      pomona pull unsloth/Qwen3-8B-GGUF:Q4_K_M
       pomona pull https://files.example/model.gguf
     """
     from artifacts.errors import ArtifactError  # noqa: PLC0415 - not needed for --help
     from artifacts.source import SourceError, without_secrets  # noqa: PLC0415 - same
+    from standalone.model_names import ModelNameError  # noqa: PLC0415 - same
 
     name = without_secrets(source)
     instance = find_instance(state_dir)
@@ -51,7 +53,7 @@ def command(source: str, state_dir: Path | None, *, allowed_networks: Networks) 
     except KeyboardInterrupt:
         print("interrupted: pull it again to go on", file=sys.stderr)
         sys.exit(INTERRUPTED_EXIT)
-    except (SourceError, OSError) as error:
+    except (SourceError, ModelNameError, OSError) as error:
         raise click.ClickException(str(error)) from error
     except ArtifactError as error:
         raise click.ClickException(error.message) from error
@@ -76,15 +78,20 @@ async def _pull_by(instance: Instance, source: str, show: ReportBytes) -> str:
 async def _pull_here(source: str, folder: Path, allowed_networks: Networks, show: ReportBytes) -> str:
     """Fetch weights into the store of a state folder, and return their digest.
 
-    Raises SourceError, ArtifactError and OSError.
+    Raises ModelNameError, SourceError, ArtifactError and OSError.
     """
+    from artifacts.foreign_stores import find_foreign_stores  # noqa: PLC0415 - not needed for --help
     from artifacts.repositories.repository import SourceAccess  # noqa: PLC0415 - not needed for --help
     from cli.outcome import read_endpoint, read_hub_token  # noqa: PLC0415 - same
+    from devices import host  # noqa: PLC0415 - same
+    from metal_agent.memory.ledger import budget_bytes  # noqa: PLC0415 - same
     from metal_agent.weights import HostWeights  # noqa: PLC0415 - same
     from standalone.inspections import ModelInspector  # noqa: PLC0415 - same
+    from standalone.model_lookup import open_lookup  # noqa: PLC0415 - same
     from standalone.weights_pull import WeightsPuller  # noqa: PLC0415 - same
 
     access = SourceAccess(token=read_hub_token(), endpoint=read_endpoint(), allowed_networks=allowed_networks)
-    weights = HostWeights(folder / "weights", None, allowed_networks)
+    weights = HostWeights(folder / "weights", None, allowed_networks, find_foreign_stores())
     inspector = ModelInspector(folder / "inspections", weights.store, access)
-    return await WeightsPuller(weights, inspector, access).pull(source, show)
+    budget = budget_bytes(host.read(), None) or 0
+    return await WeightsPuller(weights, inspector, access, open_lookup(folder, access), budget).pull(source, show)

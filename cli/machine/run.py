@@ -1,5 +1,6 @@
 """`pomona run`: talk to a model, by a running `pomona up` or by one that is started for it."""
 
+import asyncio
 import shlex
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def command(model: str, prompt: str | None, *, state_dir: Path | None, port: int
 
     \b
     Examples:
-      pomona run hf://Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf
+      pomona run qwen3-8b
       pomona run ~/models/tiny.gguf 'Who are you?'
     """
     from standalone.ask import AskError  # noqa: PLC0415 - not needed for --help
@@ -64,17 +65,10 @@ def _start(model: str, folder: Path, port: int | None) -> Instance:
 
 def find_served(instance: Instance, model: str) -> str:
     """Return the name of the service that has a name or a source. Raises click.ClickException: there is none."""
-    from artifacts.source import without_secrets  # noqa: PLC0415 - not needed for --help
-    from standalone.manifests import ManifestError  # noqa: PLC0415 - same
-    from standalone.single import locate_source  # noqa: PLC0415 - same
-
     services = instance.status.services
     if any(service.name == model for service in services):
         return model
-    try:
-        source = without_secrets(locate_source(model))
-    except ManifestError:
-        source = ""  # neither a source nor a path
+    source = _find_source(instance, model)
     if served := [service.name for service in services if source and service.source == source]:
         return served[0]
 
@@ -83,3 +77,21 @@ def find_served(instance: Instance, model: str) -> str:
         f"the running `pomona up` (pid {instance.status.pid}) serves {names}, and not {model}: add it to its files, or "
         f"end it by `pomona down` and repeat `pomona run {shlex.quote(model)}`"
     )
+
+
+def _find_source(instance: Instance, model: str) -> str:
+    """Return the source of the weights that a name means, without secrets; "" if it means none, or is not known."""
+    from artifacts.errors import ArtifactError  # noqa: PLC0415 - not needed for --help
+    from artifacts.repositories.repository import SourceAccess  # noqa: PLC0415 - same
+    from artifacts.source import SourceError, without_secrets  # noqa: PLC0415 - same
+    from cli.outcome import read_endpoint, read_hub_token  # noqa: PLC0415 - same
+    from standalone.model_lookup import open_lookup  # noqa: PLC0415 - same
+    from standalone.model_names import ModelNameError  # noqa: PLC0415 - same
+
+    access = SourceAccess(token=read_hub_token(), endpoint=read_endpoint(), file_root=Path("/"))
+    lookup = open_lookup(instance.folder, access)
+    try:
+        choice = asyncio.run(lookup.find(model, instance.status.budget_bytes))
+    except (ModelNameError, SourceError, ArtifactError):
+        return ""
+    return without_secrets(choice.source)

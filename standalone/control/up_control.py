@@ -38,6 +38,7 @@ from standalone.control.up_status import (
     describe_missing_service,
 )
 from standalone.machine import Machine
+from standalone.model_names import ModelNameError
 
 MOST_PULLS: Final = 4
 """Pulls at a time: more would only share the network."""
@@ -202,7 +203,7 @@ def _describe_end(pulling: asyncio.Task[str]) -> PullUpdate:
             return PullUpdate(digest=pulling.result())
         case ArtifactError():
             return PullUpdate(problem=error.message)
-        case SourceError() | OSError():
+        case SourceError() | ModelNameError() | OSError():
             return PullUpdate(problem=str(error))
         case _:
             raise error

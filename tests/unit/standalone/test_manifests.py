@@ -8,8 +8,7 @@ import pytest
 from artifacts.source import parse
 from kube.resources import ObjectKey
 from standalone.manifests import ManifestError, derive_name, load_manifests
-from standalone.model_lookup import ModelChoice
-from standalone.single import TOKEN_SECRET, build_manifests
+from standalone.model_lookup import TOKEN_SECRET, ModelChoice, build_manifests
 from tests.controlplane.process import CHECKOUT
 
 MODEL = """\
