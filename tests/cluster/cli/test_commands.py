@@ -66,7 +66,7 @@ async def test_service_in_a_pod_is_deployed_asked_and_deleted(
     answered = await pomona.run("chat", "chat", "Who are you?")
     assert answered.code == 0, answered
     assert answered.output.startswith(ANSWER)
-    assert re.fullmatch(r"\d+ tokens in \d+\.\d\d s: the first after .* s.*\n", answered.errors), answered
+    assert re.fullmatch(r"cluster \S+\n\d+ tokens in \d+\.\d\d s: the first after .* s.*\n", answered.errors), answered
 
     async with pomona.on_terminal("chat", "chat") as terminal:
         # The engine closes the connection of each answer, and the client does not see that at once.
@@ -163,12 +163,12 @@ async def test_commands_of_the_document_print_what_it_shows(pomona: Pomona, clus
 
 
 def _drop_variable_parts(text: str, options: str) -> list[str]:
-    """Return the words without progress, speed, figures, hashes, and the options that hints repeat.
+    """Return the words without progress, speed, figures, hashes, the cluster, and the options that hints repeat.
 
     The host of the demo has the weights already, of another service; that of the test has not, and breaks the line
     elsewhere.
     """
-    steady = re.sub(r"^\[.*\n|, then .* tokens/s|\bweights there,", "", text, flags=re.MULTILINE)
+    steady = re.sub(r"^\[.*\n|^cluster .*\n|, then .* tokens/s|\bweights there,", "", text, flags=re.MULTILINE)
     words = " ".join(steady.replace("│", "").split()).replace(options, "")
     return re.sub(r"-[0-9a-f]{8}-|[0-9][0-9.,:/]*", "#", words).split()
 
