@@ -48,4 +48,4 @@ def describe_phase(service: UpServiceStatus) -> str:
         case "Idle" | "Rejected":  # it was asked for
             return f"{service.name}: waits for memory that others use"
         case phase:
-            return f"{service.name}: {phase}"
+            return f"{service.name}: {phase}" + (f" - {service.detail}" if service.detail else "")

@@ -71,7 +71,7 @@ def _describe_service(
         on_demand=machine.on_demand.has(key),
         phase=row.phase,
         detail=describe_detail(row),
-        problem=describe_problem(machine, key, decision),
+        problem="" if row.phase == "Pending" else describe_problem(machine, key, decision),
         fetched_bytes=row.bytes,
         total_bytes=row.total_bytes,
         reserved_bytes=row.reserved_bytes or 0,

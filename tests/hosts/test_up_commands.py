@@ -148,6 +148,22 @@ async def test_run_starts_an_instance_in_the_background_and_uses_it_again(
     assert (pomona.state / "up-output.log").stat().st_mode & 0o777 == 0o600
 
 
+async def test_run_waits_for_a_source_that_cannot_be_reached_yet(
+    tmp_path: Path, pomona: MachineCommands, unused_tcp_port: int
+) -> None:
+    root = tmp_path / "served"
+    root.mkdir()
+    tiny_gguf.write(root / "one.gguf", text="one speaks.")
+    source = f"http://127.0.0.1:{unused_tcp_port}/one.gguf"
+    running = await pomona.start("run", source, "Hi", "--port=0")
+    assert running.stderr
+    while b"one: Pending - Model one: " not in (line := await running.stderr.readline()):
+        assert line
+    async with FileServer(root, port=unused_tcp_port):
+        output, errors = await running.communicate()
+    assert (running.returncode, output) == (0, b"one speaks.\n"), errors
+
+
 async def test_up_in_the_background_ends_with_its_errors_and_exit_code(tmp_path: Path, pomona: MachineCommands) -> None:
     wrong = manifest(tmp_path / "wrong.yaml", service("one", "absent"))
     ended = await pomona.run("up", wrong, "--background", "--port=0")

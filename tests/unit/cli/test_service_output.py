@@ -111,3 +111,4 @@ def test_wait_names_what_is_waited_for() -> None:
     assert describe_phase(service("x", phase="Stopping")) == "x: its engine ends"
     assert describe_phase(service("x", phase="Idle")) == "x: waits for memory that others use"
     assert describe_phase(service("x", phase="Starting")) == "x: loading"
+    assert describe_phase(service("x", phase="Pending", detail="offline")) == "x: Pending - offline"
