@@ -74,10 +74,11 @@ class DemandMonitor:
     def _sweep(self) -> None:
         """Refuse the requests that have waited for too long, and plan the next sweep while any waits."""
         self._sweep_timer = None
-        oldest_arrival = time.monotonic() - HOLD_SECONDS
+        latest = time.monotonic() - HOLD_SECONDS
         awaited = self._list_awaited()
         for service in awaited:
-            service.queue.refuse_waiting(lambda request: request.phase_began > oldest_arrival)
+            if service.asleep_since <= latest:  # before, they have waited for a slot, which has no limit
+                service.queue.refuse_waiting(lambda request: request.phase_began > latest)
         if awaited:
             self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 

@@ -278,14 +278,15 @@ class InferenceRequest:
             service.enqueue(self)
             self.error = ""
             if service.sharing:
-                self._task = asyncio.get_running_loop().create_task(self._count_tokens(service, service.sharing))
+                self._task = asyncio.get_running_loop().create_task(self._count_tokens(service))
 
-    async def _count_tokens(self, service: Service, backend: Backend) -> None:
+    async def _count_tokens(self, service: Service) -> None:
         """Count the tokens of a request that waits, once an engine is loaded; a few may start in the short lane."""
         await service.wait_awake()
-        shared_tokens = backend.shared_tokens or 0
+        backend = service.sharing  # may be another one, or asleep again
+        shared_tokens = (backend.shared_tokens or 0) if backend and not backend.asleep else 0
         limit = read_limit(self.route, self.body.fields) if self.demand == UNKNOWN else 0
-        if 0 < limit < shared_tokens and len(self.body.content) < 1 << 20:
+        if backend and 0 < limit < shared_tokens and len(self.body.content) < 1 << 20:
             async with service.counting:
                 tokens = limit + await count_prompt(self._shared.pool, backend, self.route, self.body)
             self.demand = tokens if tokens <= shared_tokens else UNKNOWN
@@ -321,12 +322,10 @@ class InferenceRequest:
 
         If none is left, another service of its route gets it, or the client an error.
         """
-        service = self._service
-        if service is None:
-            return  # it has ended already
-        log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
-        if not self._move(backend, service):
-            self._leave_without_backend(service)
+        if service := self._service:  # else it has ended already
+            log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
+            if not self._move(backend, service):
+                self._leave_without_backend(service)
 
     def try_elsewhere(self, backend: Backend, error: RequestError) -> bool:
         """Send the request to another backend, because this one has failed with `error` before it answered.

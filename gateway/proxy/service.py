@@ -110,6 +110,10 @@ class Service:
         self._in_flight = in_flight
         self._awake = asyncio.Event()
         """Set while no request waits for an engine that is not loaded."""
+        self.is_asleep = False
+        """True if requests wait for an engine that is not loaded."""
+        self.asleep_since = 0.0
+        """When the last one was unloaded."""
         self.load_calls: list[float] = []
         """The times at which calls came that wait for its engine, and are no requests."""
         self.keep_alive_seconds: float | None = None
@@ -134,8 +138,9 @@ class Service:
         """The most tokens of a request; None: they are not known."""
         self.adapters = {name: ServiceAdapter(self, name) for name in self.list_adapters()}
         """Those that requests choose, by name."""
-        self.is_asleep = self._is_asleep()
-        """True if requests wait for an engine that is not loaded."""
+        was_asleep, self.is_asleep = self.is_asleep, self._is_asleep()
+        if self.is_asleep and not was_asleep:
+            self.asleep_since = time.monotonic()
         self.queue.refuse_waiting(self.takes)
         self.queue.admit_waiting()
         if self.is_asleep:

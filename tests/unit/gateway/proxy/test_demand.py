@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import time
 
 import aiohttp
 import pytest
@@ -178,6 +179,47 @@ async def test_request_that_waits_for_too_long_is_refused(
     async with proxy_in_process(ASLEEP) as (_, url), post_chat(http, url) as response:
         assert (response.status, error_code(await response.json())) == (503, "model_loading")
         assert response.headers["Retry-After"] == "1"
+
+
+@pytest.mark.interpreted
+async def test_wait_for_a_slot_does_not_count_as_one_for_an_engine(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demand, "HOLD_SECONDS", 1.0)
+    gated = GatedEngine()
+    async with fake_engine(gated) as found:
+        engine = structs.replace(found, concurrency=1)
+        async with proxy_in_process(engine) as (listeners, url), post_chat(http, url) as running:
+            await gated.arrived.wait()
+            waiting, began = asyncio.create_task(ask(http, url)), time.monotonic()
+            await eventually(lambda: time.monotonic() > began + 1.5)
+            await listeners.configure(ProxyConfig((make_service(structs.replace(engine, asleep=True)),)))
+            fell_asleep = time.monotonic()
+            gated.end()
+            await running.read()
+            assert await waiting == 503
+            assert time.monotonic() >= fell_asleep + 1
+
+
+async def test_prompt_is_counted_by_the_engine_that_was_loaded(
+    proxy: ProxyProcess, http: aiohttp.ClientSession
+) -> None:
+    counted = asyncio.Event()
+
+    async def count(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/v1/chat/completions":
+            await counted.wait()
+        counted.set()
+        return await answer(request)
+
+    async with fake_engine(count) as engine:
+        shared = structs.replace(engine, engine="llama.cpp", mode="chat", concurrency=2, shared_tokens=4096)
+        url = await proxy.serve(structs.replace(shared, url=ASLEEP.url, asleep=True))
+        body = b'{"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}'
+        waiting = [asyncio.create_task(ask(http, url, body)) for _ in range(3)]
+        await waits_at_proxy(proxy, 3)
+        await proxy.serve(shared)
+        assert await asyncio.gather(*waiting) == [200] * 3
 
 
 async def test_proxy_that_hands_over_sends_those_that_wait_to_the_next_one(http: aiohttp.ClientSession) -> None:
