@@ -5,21 +5,20 @@ any event in its folder, which costs little, so that no event has to be understo
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import structlog
 from watchfiles import awatch
 
-from controller.models.served import list_companions
-from kube.resources import ObjectKey
 from standalone.manifests import ManifestError, Manifests, load_manifests
 
 _DEBOUNCE_MILLISECONDS: Final = 100
 """A program that writes several files, or one in several steps, has ended within it."""
 _STEP_MILLISECONDS: Final = 20
-_WATCH_AGAIN_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 2.0
+"""Pause between two looks whether a folder was replaced, which is no event, or can be watched again."""
 
 log = structlog.get_logger()
 
@@ -84,23 +83,49 @@ class LiveFiles:
 
 
 async def _watch(folders: Collection[Path]) -> AsyncIterator[None]:
-    """Yield after each change in the folders; after one of them was away, too, as another may be in its place."""
+    """Yield after each change in the folders, and once after each begin of the watch, before which some may have been.
+
+    The watch begins anew when another folder is in the place of one. While the system does not watch, as its limit is
+    reached or a folder is away, yield at intervals.
+    """
+    names = {str(folder) for folder in folders}
     while True:
+        watched, has_begun = _identify(folders), False
         try:
             watching = awatch(
                 *folders,
                 debounce=_DEBOUNCE_MILLISECONDS,
                 step=_STEP_MILLISECONDS,
+                rust_timeout=round(_LOOK_SECONDS * 1e3),
+                yield_on_timeout=True,
                 recursive=False,
                 ignore_permission_denied=True,
                 watch_filter=None,
             )
-            async for _ in watching:
-                yield
-        except OSError as error:
+            async for changes in watching:  # empty after the time-out
+                if changes or not has_begun:
+                    has_begun = True
+                    yield
+                is_deleted = any(path in names for _, path in changes)  # another one may have the same inode
+                if is_deleted or _identify(folders) != watched:
+                    break
+        except (OSError, RuntimeError) as error:  # watchfiles raises RuntimeError for errors of the system
             log.warning("files_not_watched", error=str(error))
-        await asyncio.sleep(_WATCH_AGAIN_SECONDS)
-        yield
+            await asyncio.sleep(_LOOK_SECONDS)
+            yield
+
+
+def _identify(folders: Iterable[Path]) -> list[tuple[int, int] | None]:
+    """Return what identifies each folder at its path; None: there is none."""
+    found = list[tuple[int, int] | None]()
+    for folder in folders:
+        try:
+            status = folder.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_dev, status.st_ino))
+    return found
 
 
 def merge_manifests(found: Manifests, further: Manifests) -> Manifests:
@@ -117,16 +142,7 @@ def describe_change(before: Manifests, after: Manifests) -> str:
     added = [key.name for key in after.services if key not in before.services]
     removed = [key.name for key in before.services if key not in after.services]
     edited = [
-        key.name
-        for key in after.services
-        if key in before.services and _list_parts(before, key) != _list_parts(after, key)
+        key.name for key in after.services if key in before.services and before.list_parts(key) != after.list_parts(key)
     ]
     named = {"added": added, "edited": edited, "removed": removed}
     return ", ".join(f"{verb} {', '.join(names)}" for verb, names in named.items() if names)
-
-
-def _list_parts(manifests: Manifests, key: ObjectKey) -> list[object]:
-    """Return a service and the Models that it names."""
-    service = manifests.services[key]
-    names = [service.spec.model_ref, *(companion.name for companion in list_companions(service.spec))]
-    return [service, *(manifests.models.get(ObjectKey(key.namespace, name)) for name in names)]

@@ -51,6 +51,12 @@ class ManifestError(Exception):
         self.problems = problems
 
 
+def list_model_keys(service: InferenceService) -> list[ObjectKey]:
+    """Return the keys of the Models that a service names."""
+    names = [service.spec.model_ref, *(companion.name for companion in list_companions(service.spec))]
+    return [ObjectKey(service.metadata.namespace, name) for name in names]
+
+
 @dataclass(frozen=True, slots=True)
 class Manifests:
     """Models and InferenceServices to be served."""
@@ -59,6 +65,10 @@ class Manifests:
     services: dict[ObjectKey, InferenceService] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     """A line for each object in the files that only a cluster can use."""
+
+    def list_parts(self, key: ObjectKey) -> tuple[InferenceService | Model | None, ...]:
+        """Return a service and the Models that it names; None for one that is missing."""
+        return self.services[key], *map(self.models.get, list_model_keys(self.services[key]))
 
     def without(self, others: "Manifests") -> "Manifests":
         """Return those Models and services that `others` does not have."""

@@ -8,9 +8,9 @@ import pytest
 
 from kube.resources import MODELS
 from tests.support.eventually import eventually
-from tests.support.on_demand_up import MODEL_BYTES, find_engines, room_for, write_models
+from tests.support.on_demand_up import MODEL_BYTES, find_engines, find_pid, room_for, write_models
 from tests.support.refused_manifests import make_manifest
-from tests.support.up_command import Start, Up, ask, service
+from tests.support.up_command import Start, ask, service
 
 
 async def becomes(url: str, name: str, text: str) -> None:
@@ -22,18 +22,12 @@ async def becomes(url: str, name: str, text: str) -> None:
     await eventually(is_answered)
 
 
-def pid(up: Up, name: str) -> int:
-    """Return the pid of the only engine of a model."""
-    (found,) = [pid for pid, model in find_engines(up.state).items() if model == name]
-    return found
-
-
 async def test_models_are_added_edited_and_removed_and_others_notice_nothing(start: Start, tmp_path: Path) -> None:
     up = start(write_models(tmp_path, "one", "two", scaling={"minReplicas": 1}), room_for(4))
     url = await up.url()
     await becomes(url, "one", "one speaks.")
     await becomes(url, "two", "two speaks.")
-    before = pid(up, "one")
+    before = find_pid(up.state, "one")
 
     write_models(tmp_path, "one", "two", "three", scaling={"minReplicas": 1})
     await up.says("files changed: added three")
@@ -52,7 +46,7 @@ async def test_models_are_added_edited_and_removed_and_others_notice_nothing(sta
     await up.says("files changed: removed three, two")
     await eventually(lambda: sorted(find_engines(up.state).values()) == ["one"])
     assert (await ask(url, "two"))[0] == 404
-    assert pid(up, "one") == before
+    assert find_pid(up.state, "one") == before
 
 
 @pytest.mark.parametrize("room", [1, 2])
@@ -60,7 +54,7 @@ async def test_requests_during_an_edit_are_all_answered(start: Start, tmp_path: 
     up = start(write_models(tmp_path, "one", scaling={"minReplicas": 1}), room_for(room))
     url = await up.url()
     await becomes(url, "one", "one speaks.")
-    before, answers = pid(up, "one"), []
+    before, answers = find_pid(up.state, "one"), []
 
     async def keep_asking() -> None:
         while True:
@@ -104,11 +98,11 @@ async def test_model_whose_new_source_is_wrong_serves_on_as_before(start: Start,
     up = start(str(path))
     url = await up.url()
     await becomes(url, "one", "one speaks.")
-    before = pid(up, "one")
+    before = find_pid(up.state, "one")
     edit(path, "/one.gguf", "/gone.gguf")
     await up.says("one: Ready - the last edit is not served: ")
     assert await ask(url, "one") == (200, "one speaks.")
-    assert pid(up, "one") == before
+    assert find_pid(up.state, "one") == before
 
 
 async def test_file_that_is_put_into_a_folder_is_served(
@@ -121,3 +115,15 @@ async def test_file_that_is_put_into_a_folder_is_served(
     await becomes(url, "one", "one speaks.")
     shutil.move(write_models(tmp_path, "two"), folder / "two.yaml")
     await becomes(url, "two", "two speaks.")
+
+
+async def test_edit_just_after_the_files_were_read_is_served(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "manifests" / "models.yaml"  # in a folder in which nothing else changes
+    path.parent.mkdir()
+    shutil.copy(write_models(tmp_path, "one"), path)
+    up = start(str(path))
+    both = write_models(tmp_path, "one", "two")
+    up.process.start()
+    await eventually((up.state / "up.log").exists)  # made after the files were read
+    shutil.copy(both, path)
+    await up.says("two: Idle")

@@ -1,4 +1,12 @@
-"""The change that is reported, and names that two sources of manifests share."""
+"""The watch over files, the change that is reported, and names that two sources of manifests share."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -6,8 +14,10 @@ from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey
-from standalone.live_files import describe_change, merge_manifests
-from standalone.manifests import ManifestError, Manifests, accept_manifest
+from standalone.live_files import LiveFiles, describe_change, merge_manifests
+from standalone.manifests import ManifestError, Manifests, accept_manifest, load_manifests
+from tests.support.eventually import eventually
+from tests.support.on_demand_up import write_models
 from tests.support.refused_manifests import make_manifest
 
 
@@ -50,3 +60,55 @@ def test_name_of_a_source_is_refused_in_a_file() -> None:
     assert list(merge_manifests(manifests(a=512), manifests(b=512)).services) == list(manifests(a=512, b=512).services)
     with pytest.raises(ManifestError, match="InferenceService a: the name is taken by a source of --model"):
         merge_manifests(manifests(a=512), manifests(a=512))
+
+
+@contextlib.asynccontextmanager
+async def watched(path: Path) -> AsyncIterator[list[str]]:
+    """Yield a list that gets the reported lines, while the files of a path are watched."""
+    reported: list[str] = []
+    files = LiveFiles([path], Manifests(), load_manifests([path]), replace=lambda _: None, report=reported.append)
+    running = asyncio.create_task(files.run())
+    yield reported
+    assert not running.done(), running.exception()
+    running.cancel()
+
+
+@pytest.mark.parametrize("is_renamed", [True, False])
+async def test_folder_that_was_replaced_is_watched(tmp_path: Path, is_renamed: bool) -> None:
+    folder, old = tmp_path / "manifests", tmp_path / "old"
+    folder.mkdir()
+    (tmp_path / "models").mkdir()
+    shutil.copy(write_models(tmp_path / "models", "one"), folder / "one.yaml")
+    async with watched(folder) as reported:
+        shutil.copy(write_models(tmp_path / "models", "two"), folder / "two.yaml")
+        await eventually(lambda: reported == ["files changed: added two"])  # the watch has begun
+
+        if is_renamed:
+            folder.rename(old)
+        else:
+            shutil.copytree(folder, old)
+            shutil.rmtree(folder)
+        shutil.copytree(old, folder)
+        (folder / "two.yaml").unlink()
+        await eventually(lambda: reported[-1] == "files changed: removed two")
+        shutil.copy(old / "two.yaml", folder)
+        await eventually(lambda: reported[-1] == "files changed: added two")
+
+
+@pytest.fixture
+def no_inotify() -> Iterator[None]:
+    """Take all inotify instances of this user: 128 by default, which editors and desktops use, too."""
+    libc, taken = ctypes.CDLL(None), list[int]()
+    while len(taken) < 100_000 and (descriptor := libc.inotify_init1(os.O_CLOEXEC)) >= 0:
+        taken.append(descriptor)
+    yield
+    for descriptor in taken:
+        os.close(descriptor)
+
+
+@pytest.mark.usefixtures("no_inotify")
+async def test_files_are_followed_when_the_system_watches_no_more(tmp_path: Path) -> None:
+    path = Path(write_models(tmp_path, "one"))
+    async with watched(path) as reported:
+        write_models(tmp_path, "one", "two")
+        await eventually(lambda: reported == ["files changed: added two"])
