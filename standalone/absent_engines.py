@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec import structs
 
 from artifacts.transfer_rate import TransferProgress
+from gateway.proxy.config import Backend
 from kube.resources import ObjectKey
 from metal_agent.lifecycle import LOG_HINT
 from metal_agent.traffic.exposure import build_backend
 from standalone.desired import Decision
 from standalone.exposure import ASLEEP_URL, AbsentEngine
+from standalone.manifests import list_model_keys
 
 if TYPE_CHECKING:
     from standalone.machine import Machine
@@ -50,7 +52,11 @@ def find_absent(machine: "Machine") -> dict[ObjectKey, AbsentEngine]:
         return dict.fromkeys(machine.decisions, AbsentEngine(problem="everything is being stopped"))
     absent = {}
     for key, decision in machine.decisions.items():
-        if problem := describe_problem(machine, key, decision):
+        if machine.on_demand.has(key) and _is_being_inspected(machine, key):
+            service = machine.manifests.services[key]
+            unknown = Backend(str(key), ASLEEP_URL, asleep=True, mode=service.spec.mode)
+            absent[key] = AbsentEngine((unknown,), machine.on_demand.estimate_load_seconds(key))
+        elif problem := describe_problem(machine, key, decision):
             absent[key] = AbsentEngine(problem=problem)
         elif machine.on_demand.has(key) or key in machine.ever_served:  # replaced or started again: it comes back
             sleeping = tuple(
@@ -59,6 +65,12 @@ def find_absent(machine: "Machine") -> dict[ObjectKey, AbsentEngine]:
             )
             absent[key] = AbsentEngine(sleeping, machine.on_demand.estimate_load_seconds(key))
     return absent
+
+
+def _is_being_inspected(machine: "Machine", key: ObjectKey) -> bool:
+    """Return whether nothing is known yet of a Model of a service, as just after the start."""
+    models = map(machine.models.get, list_model_keys(machine.manifests.services[key]))
+    return any(model is not None and not model.status.conditions for model in models)
 
 
 def describe_problem(machine: "Machine", key: ObjectKey, decision: Decision) -> str:

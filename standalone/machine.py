@@ -17,7 +17,6 @@ import structlog
 from artifacts.foreign_stores import find_foreign_stores
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
-from artifacts.source import scheme_of
 from crds.model import Model
 from devices import limits
 from gateway.change_counter import ChangeCounter
@@ -179,8 +178,10 @@ class Machine:
         return self._services.decisions
 
     def replace_manifests(self, manifests: Manifests) -> None:
-        """Serve other manifests from now on; what is equal in them goes on."""
-        self._services.replace_manifests(manifests)
+        """Serve other manifests from now on; what is equal in them goes on. Once everything is stopped, do nothing."""
+        if not self.signals.stop.is_set():
+            self.on_demand.follow_manifests(manifests)
+            self._services.replace_manifests(manifests)
 
     def list_replicas(self, key: ObjectKey) -> list[Runner]:
         """Return the replicas of one service, without those of a model on demand that have ended."""
@@ -322,12 +323,18 @@ class Machine:
         self._note_change()
 
     def run_wanted(self) -> None:
-        """Run the processes that are wanted, and nothing else."""
-        wanted = self._find_wanted()
+        """Run the processes that are wanted, and nothing else; once everything is stopped, do nothing."""
+        if self.signals.stop.is_set():
+            return
+        wanted, sleeping = self._find_wanted(), self._list_sleeping()
         self._assigned = wanted.assignments
-        self._host.supervisor.assign(wanted.assignments, is_complete=wanted.is_complete)
+        self._host.supervisor.assign(
+            wanted.assignments,
+            is_complete=wanted.is_complete,
+            sleeping=[assignment.spec for assignment in sleeping.values()],
+        )
         if wanted.is_complete:
-            self._host.retain_holds({assignment.uid for assignment in wanted.assignments})
+            self._host.retain_holds({assignment.uid for assignment in wanted.assignments} | set(sleeping))
         self._note_change()
 
     def _find_wanted(self) -> WantedProcesses:
@@ -345,13 +352,12 @@ class Machine:
                 self.run_wanted()
 
     def _list_sleeping(self) -> dict[str, Assignment]:
-        """Return the assignments of models on demand that are not wanted now, by uid; a daemon fetches for itself."""
+        """Return the assignments of models on demand that are not wanted now, by uid."""
         return {
             assignment.uid: assignment
             for key, decision in self.decisions.items()
             if self.on_demand.is_unwanted(key)
             for assignment in decision.assignments
-            if scheme_of(assignment.spec.artifact.source) != "ollama"
         }
 
     async def _end_if_nothing_serves(self) -> None:

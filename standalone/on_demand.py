@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -22,10 +22,12 @@ from gateway.http.control_client import ControlRefusedError, ControlUnreachableE
 from gateway.proxy.config import Demand, ServiceDemand
 from kube.resources import ObjectKey
 from metal_agent.assignments import Assignment
+from metal_agent.lifecycle import ProcessState
 from metal_agent.supervise.host_parts import RunnerContext
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
-from standalone.on_demand_plan import LoadPlan, OnDemandModel, Stage, plan_loads
+from standalone.manifests import Manifests
+from standalone.on_demand_plan import PATIENCE_SECONDS, LoadPlan, OnDemandModel, Stage, plan_loads
 
 if TYPE_CHECKING:
     from standalone.machine import Machine
@@ -64,6 +66,8 @@ class OnDemandLoader:
         self._machine, self._ledger, self._peaks, self._proxy = machine, context.ledger, context.peaks, proxy
         self._wanted: set[ObjectKey] = set()
         self._times: defaultdict[ObjectKey, _ModelTimes] = defaultdict(_ModelTimes)
+        self._unknown_until = 0.0
+        """The last time at which the demand was not known: until then, each model may have been used."""
         self.too_large: Mapping[str, str] = {}
         """By name, the reason why a model cannot be loaded, whatever is unloaded."""
         self.short_of_room: frozenset[str] = frozenset()
@@ -83,6 +87,18 @@ class OnDemandLoader:
         self._wanted = {runner.assignment.service for runner in self._machine.runners.values() if runner.state.exists}
         for key in self._wanted:
             self._times[key].load_began = time.monotonic()
+
+    def follow_manifests(self, manifests: Manifests) -> None:
+        """Follow the files before they are served: a model that becomes one on demand stays loaded, if it is.
+
+        One that was removed or suspended is forgotten, so that it is not loaded when it comes back.
+        """
+        served = {key: service for key, service in manifests.services.items() if not service.spec.suspend}
+        running = {runner.assignment.service for runner in self._machine.runners.values() if not runner.state.leaving}
+        begun = {key for key, service in served.items() if is_on_demand(service) and not self.has(key)}
+        self._wanted = {key for key in self._wanted if key in served} | (begun & running)
+        for key in [key for key in self._times if key not in served]:
+            del self._times[key]
 
     def request_load(self, key: ObjectKey) -> None:
         """Ask for a model as a request does: it is loaded once there is room, and stays for its idle time."""
@@ -109,7 +125,7 @@ class OnDemandLoader:
         """
         runners = self._list_runners(key)
         ready_at = max((runner.state.ready_since or 0.0 for runner in runners), default=0.0)
-        loaded_seconds = now - (ready_at or self._times[key].load_began or now)
+        loaded_seconds = now - max(ready_at or self._times[key].load_began or now, self._unknown_until)
         return loaded_seconds if reported_seconds is None else min(reported_seconds, loaded_seconds)
 
     async def run(self) -> None:
@@ -127,6 +143,7 @@ class OnDemandLoader:
                 await asyncio.sleep(_ASK_AGAIN_SECONDS)
                 if not self._proxy.answers:  # that it answers again is a change, too
                     await self._machine.changes.wait_past(seen_changes)
+                self._unknown_until = time.monotonic()
 
     async def _wait_change(self, seen_changes: int, seen_demand: int, due_seconds: float | None) -> Demand | None:
         """Wait for a change of this machine, or of the demand, or until a decision is due; return the demand if known.
@@ -154,19 +171,65 @@ class OnDemandLoader:
 
     def _decide(self, demand: Mapping[str, ServiceDemand], now: float) -> float | None:
         """Take a sample, decide, and carry the decision out; return the time after which the next one is due."""
-        keys = {str(key): key for key in self._machine.decisions if self.has(key) and self._list_assignments(key)}
-        models = [self._sample(key, demand.get(name, _NO_DEMAND), now) for name, key in keys.items()]
-        plan = plan_loads(models, self._count_free_bytes())
-        for name in plan.load:
+        decisions = self._machine.decisions
+        engines = self._group_engines()
+        keys = {str(key): key for key in decisions if self.has(key) and (decisions[key].assignments or engines[key])}
+        models = [self._sample(key, engines[key], demand.get(name, _NO_DEMAND), now) for name, key in keys.items()]
+        ending_bytes = sum(self._ledger.reserved.get(uid, 0) for uid in self._list_leaving())
+        plan = plan_loads([*models, *self._list_refused()], self._count_free_bytes(), ending_bytes)
+
+        # One that was refused for lack of memory, and that nobody wants any more, is not loaded when some is freed.
+        left = [
+            model.name
+            for model in models
+            if model.stage == "unloaded" and not model.is_wanted and keys[model.name] in self._wanted
+        ]
+        loads = [name for name in plan.load if name in keys]  # those that were refused start by themselves
+        for name in loads:
             self._note_load(keys[name])
-        for name in plan.unload:
+        for name in (*plan.unload, *left):
             self._note_unload(keys[name])
 
-        if plan.load or plan.unload or plan.too_large != self.too_large:
+        if loads or plan.unload or left or plan.too_large != self.too_large:
             self.too_large = plan.too_large
             self._machine.run_wanted()
         self._note_short_of_room(models, plan)
         return plan.next_seconds
+
+    def _list_leaving(self) -> list[str]:
+        """Return the uids of the engines that end, and are replaced by others or not wanted by any service now."""
+        uids = {one.uid for decision in self._machine.decisions.values() for one in decision.assignments}
+        runners = self._machine.runners.items()
+        return [uid for uid, runner in runners if uid not in uids and runner.state.leaving and runner.state.exists]
+
+    def _group_engines(self) -> defaultdict[ObjectKey, list[Runner]]:
+        """Return the processes of each service, without those that end and are replaced."""
+        leaving, grouped = set(self._list_leaving()), defaultdict[ObjectKey, list[Runner]](list)
+        for uid, runner in self._machine.runners.items():
+            if uid not in leaving and not runner.state.has_ended:
+                grouped[runner.assignment.service].append(runner)
+        return grouped
+
+    def _list_refused(self) -> list[OnDemandModel]:
+        """Return the processes of other services that lack memory, as models whose requests have lost their patience.
+
+        They start once it is free.
+        """
+        return [
+            OnDemandModel(
+                name=uid,
+                stage="unloaded",
+                needed_bytes=runner.state.needed_bytes,
+                priority_rank=runner.priority_rank,
+                is_protected=True,
+                idle_limit_seconds=math.inf,
+                load_seconds=0.0,
+                is_wanted=True,
+                waiting_seconds=PATIENCE_SECONDS,
+            )
+            for uid, runner in self._machine.runners.items()
+            if runner.state.needed_bytes is not None and not self.has(runner.assignment.service)
+        ]
 
     def _note_short_of_room(self, models: Collection[OnDemandModel], plan: LoadPlan) -> None:
         """Note which models wait for room; that others do is a change for the output."""
@@ -194,10 +257,11 @@ class OnDemandLoader:
         )
         return max(0, self._ledger.available_bytes - pending)
 
-    def _sample(self, key: ObjectKey, demand: ServiceDemand, now: float) -> OnDemandModel:
+    def _sample(self, key: ObjectKey, runners: Sequence[Runner], demand: ServiceDemand, now: float) -> OnDemandModel:
         """Return the facts about a model by which is decided, and note the times that its load and its end take."""
-        service, runners = self._machine.manifests.services[key], self._list_runners(key)
+        service = self._machine.manifests.services[key]
         stage = self._find_stage(key, runners)
+        is_stuck = stage == "loading" and any(_is_stuck(runner.state) for runner in runners)
         self._note_times(key, stage, now)
         assignments = self._list_assignments(key)
         needed_bytes = sum(self._peaks.needed_bytes(assignment.spec) for assignment in assignments)
@@ -207,6 +271,7 @@ class OnDemandLoader:
         spec, times = service.spec, self._times[key]
         asked_seconds = 0.0 if times.asked_at is None else now - times.asked_at
         is_wanted = demand.waiting > 0 or times.asked_at is not None
+        is_in_use = is_wanted or demand.in_flight > 0 or (stage == "loading" and not is_stuck)
         return OnDemandModel(
             name=str(key),
             stage=stage,
@@ -218,14 +283,15 @@ class OnDemandLoader:
             end_seconds=times.end_seconds,
             is_wanted=is_wanted,
             waiting_seconds=max(demand.waiting_seconds, asked_seconds),
-            idle_seconds=0.0 if is_wanted or demand.in_flight else self.measure_idle(key, demand.idle_seconds, now),
+            idle_seconds=0.0 if is_in_use else self.measure_idle(key, demand.idle_seconds, now),
             loaded_seconds=self.measure_idle(key, None, now),
+            is_stuck=is_stuck,
         )
 
     def _find_stage(self, key: ObjectKey, runners: Collection[Runner]) -> Stage:
         """Return the stage of a model by its processes. One that was refused for lack of memory is not loaded."""
         states = [runner.state for runner in runners]
-        if any(state.leaving and state.exists for state in states):
+        if any(state.exists and (state.leaving or key not in self._wanted) for state in states):
             return "unloading"
         if key not in self._wanted or any(state.needed_bytes is not None for state in states):
             return "unloaded"
@@ -255,6 +321,11 @@ class OnDemandLoader:
         log.info("model_unloads", service=str(key))
         self._wanted.discard(key)
         self._times[key].end_began, self._times[key].is_ending = time.monotonic(), True
+
+
+def _is_stuck(state: ProcessState) -> bool:
+    """Return whether the load of a process does not go on well: it has failed before, or waits for something."""
+    return state.failures > 0 or state.hold is not None or state.phase in {"Failed", "Fetching"}
 
 
 def _find_idle_limit(spec: InferenceServiceSpec, keep_alive_seconds: float | None) -> float:

@@ -49,6 +49,8 @@ class OnDemandModel:
     """Time without a request, since its load began at most; 0 while it has one."""
     loaded_seconds: float = 0.0
     """Time since it was loaded."""
+    is_stuck: bool = False
+    """Its load has failed, and is tried again, or it waits for its weights: it keeps memory that others can use."""
 
     @property
     def linger_seconds(self) -> float:
@@ -58,7 +60,12 @@ class OnDemandModel:
     @property
     def is_unused(self) -> bool:
         """True if it has had no request for some time, so that the next one is probably not near."""
-        return not self.is_wanted and self.idle_seconds >= self.linger_seconds
+        return not self.is_wanted and (self.is_stuck or self.idle_seconds >= self.linger_seconds)
+
+    @property
+    def can_end(self) -> bool:
+        """True if it can be unloaded: a load that goes on well is not broken off."""
+        return self.stage == "loaded" or (self.stage == "loading" and self.is_stuck)
 
     @property
     def has_had_turn(self) -> bool:
@@ -86,8 +93,10 @@ class LoadPlan(NamedTuple):
     """Time after which the decision may be another one without any change; None: it stays."""
 
 
-def plan_loads(models: Sequence[OnDemandModel], free_bytes: int) -> LoadPlan:
+def plan_loads(models: Sequence[OnDemandModel], free_bytes: int, ending_bytes: int = 0) -> LoadPlan:
     """Return which models are loaded and unloaded now, if `free_bytes` of memory are free.
+
+    Others of `ending_bytes` will be, once engines that are none of these models have ended.
 
     1. Unload what nobody has used for its time.
     2. In the order of their first requests, find room for the models that are asked for: memory that is free or will
@@ -101,13 +110,14 @@ def plan_loads(models: Sequence[OnDemandModel], free_bytes: int) -> LoadPlan:
 
     # 2. Room. `ending` will be free once everything that ends has ended; `patience` is that of the next model in line.
     unload, load = list(expired), list[str]()
+    too_large = _find_too_large(models, free_bytes + ending_bytes)
     left_bytes = free_bytes
-    ending_bytes = sum(model.needed_bytes for model in models if model.stage == "unloading" or model in expired)
+    ending_bytes += sum(model.needed_bytes for model in models if model.stage == "unloading" or model in expired)
     patience = PATIENCE_SECONDS
     for model in _list_line(models):
         missing_bytes = model.needed_bytes - left_bytes - ending_bytes
         if missing_bytes > 0:
-            others = [other for other in running if other.stage == "loaded" and other not in unload]
+            others = [other for other in running if other.can_end and other not in unload]
             victims = _pick_victims(others, missing_bytes, has_patience=model.waiting_seconds < patience)
             unload += victims
             ending_bytes += sum(victim.needed_bytes for victim in victims)
@@ -126,7 +136,7 @@ def plan_loads(models: Sequence[OnDemandModel], free_bytes: int) -> LoadPlan:
     return LoadPlan(
         load=tuple(load),
         unload=tuple(model.name for model in unload),
-        too_large=_find_too_large(models, free_bytes),
+        too_large=too_large,
         next_seconds=min(future, default=None),
     )
 

@@ -13,7 +13,6 @@ import structlog
 
 from artifacts.errors import ArtifactError
 from artifacts.source import parse
-from controller.models.served import list_companions
 from crds.inferenceservice import InferenceService, is_on_demand
 from crds.model import Model
 from kube.backoff import backoff_seconds
@@ -21,7 +20,7 @@ from kube.resources import ObjectKey
 from standalone import desired
 from standalone.desired import Decision
 from standalone.inspections import ModelInspector
-from standalone.manifests import Manifests
+from standalone.manifests import Manifests, list_model_keys
 
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LAST_RETRY_SECONDS: Final = 60.0
@@ -108,8 +107,7 @@ class ServiceDecisions:
 
     def _decide(self, key: ObjectKey, service: InferenceService) -> tuple[_Inputs, Decision]:
         """Return the decision for a service with what it depends on: the last one, if that is still the same."""
-        names = [service.spec.model_ref, *(companion.name for companion in list_companions(service.spec))]
-        inputs = (service, tuple(self.models.get(ObjectKey(key.namespace, name)) for name in names))
+        inputs = (service, tuple(map(self.models.get, list_model_keys(service))))
         last = self._decided.get(key)
         if last is not None and last[0] == inputs:
             return last

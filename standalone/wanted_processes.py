@@ -43,10 +43,11 @@ def find_wanted(
 
     wanted, is_complete, free_bytes = list[Assignment](), True, ledger.available_bytes
     for key, decision in decisions.items():
-        is_suspended = decision.problem is not None and decision.problem.phase == "Suspended"
-        if is_unwanted(key) or is_suspended:
+        if decision.problem is not None and decision.problem.phase == "Suspended":
             continue
         is_complete &= bool(decision.assignments)
+        if is_unwanted(key):
+            continue
         uids = {assignment.uid for assignment in decision.assignments}
         present = by_service.get(key, [])
         old = [process for process in present if process.assignment.uid not in uids and process.state.exists]

@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from artifacts.errors import ArtifactError
+from artifacts.source import scheme_of
 from artifacts.transfer_rate import TransferMeter
 from gateway.change_counter import ChangeCounter
 from kube.backoff import backoff_seconds
@@ -29,7 +30,10 @@ log = structlog.get_logger()
 
 
 class WeightsPrefetch:
-    """The weights of the assignments that `list_sleeping` returns, by uid; `changes` counts when they may be others."""
+    """The weights of the assignments that `list_sleeping` returns, by uid; `changes` counts when they may be others.
+
+    Weights that a daemon fetches for itself are not fetched.
+    """
 
     def __init__(
         self, context: RunnerContext, list_sleeping: Callable[[], Mapping[str, Assignment]], changes: ChangeCounter
@@ -51,7 +55,7 @@ class WeightsPrefetch:
         try:
             while True:
                 seen_changes = self._changes.count
-                sleeping = self._list_sleeping()
+                sleeping = {uid: one for uid, one in self._list_sleeping().items() if not _is_of_daemon(one)}
                 self._forget_others(sleeping)
                 missing = [uid for uid in sleeping if uid not in self._held]
                 due = [uid for uid in missing if self._retry_at.get(uid, 0.0) <= time.monotonic()]
@@ -101,3 +105,8 @@ class WeightsPrefetch:
         for noted in (self._retry_at, self._failures, self.problems):
             for uid in [uid for uid in noted if uid not in uids]:
                 del noted[uid]
+
+
+def _is_of_daemon(assignment: Assignment) -> bool:
+    """Return whether a daemon fetches the weights of an assignment for itself."""
+    return scheme_of(assignment.spec.artifact.source) == "ollama"

@@ -35,6 +35,8 @@ class Supervisor:
         self._host = host
         self._group = group
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._sleeping: Collection[MetalProcessSpec] = ()
+        """Specs of processes that do not run now, and will again: daemons keep their models."""
         self._has_full_list = False
         """True once a full list of assignments was seen; before, a process without a runner may still be assigned."""
         host.ledger.freed = self._recheck_rejected
@@ -95,7 +97,12 @@ class Supervisor:
                 self.runners[assignment.uid].remove()
 
     def assign(
-        self, assignments: Iterable[Assignment], *, keep_unclaimed: bool = False, is_complete: bool = True
+        self,
+        assignments: Iterable[Assignment],
+        *,
+        keep_unclaimed: bool = False,
+        is_complete: bool = True,
+        sleeping: Collection[MetalProcessSpec] = (),
     ) -> None:
         """Run `assignments`, a fresh and full list, and nothing else: processes that it lacks are stopped.
 
@@ -105,7 +112,8 @@ class Supervisor:
         3. Stop what is neither assigned nor kept, and forget what has stopped.
         4. Start what is new.
 
-        Models in daemons that no assignment needs are unloaded, unless others may follow (not `is_complete`).
+        Models in daemons that no assignment needs are removed from them, unless others may follow (not `is_complete`)
+        or the model is one of `sleeping`.
         """
         wanted = {assignment.uid: assignment for assignment in assignments}
         self._hand_over_unclaimed(wanted.values())  # step 1
@@ -128,6 +136,7 @@ class Supervisor:
 
         self.add(wanted.values())  # step 4
         self._has_full_list |= is_complete
+        self._sleeping = sleeping
         self._unload_unwanted()
 
     def _forget_stopped(self, runner: Runner, assigned: Assignment | None) -> None:
@@ -230,7 +239,8 @@ class Supervisor:
     def _list_wanted(self) -> list[MetalProcessSpec]:
         """List the specs of the processes that serve here, or that will serve once they can."""
         runners = self.runners.values()
-        return [runner.assignment.spec for runner in runners if runner.state.phase not in HOLDS_NO_MEMORY]
+        serving = [runner.assignment.spec for runner in runners if runner.state.phase not in HOLDS_NO_MEMORY]
+        return [*serving, *self._sleeping]
 
     async def _trim_logs(self) -> None:
         """Truncate long logs of engines, proxy and agent, and delete old logs of engines that are gone."""

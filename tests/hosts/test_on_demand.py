@@ -1,17 +1,23 @@
 """Models on demand with real engines behind `pomona up`: loaded by requests, swapped, and unloaded when idle."""
 
 import asyncio
+import contextlib
+import os
 import random
+import signal
+import sys
+import time
 from pathlib import Path
 
 import aiohttp
 import ollama
+import psutil
 import pytest
 
 from kube.resources import MODELS
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
-from tests.support.on_demand_up import MODEL_BYTES, find_engines, room_for, write_models
+from tests.support.on_demand_up import MODEL_BYTES, find_engines, find_pid, find_proxy, room_for, write_models
 from tests.support.refused_manifests import make_manifest
 from tests.support.swap_crashes import SwapCrashes
 from tests.support.tiny_models import tiny_gguf
@@ -21,6 +27,14 @@ from tests.support.up_command import Start, Up, ask, manifest, service
 def loaded(up: Up) -> list[str]:
     """Return the models whose engines run."""
     return sorted(find_engines(up.state).values())
+
+
+def is_connected(port: int) -> bool:
+    """Return whether a client has a connection to a port."""
+    return any(
+        connection.status == psutil.CONN_ESTABLISHED and connection.raddr[1] == port
+        for connection in psutil.Process().net_connections()
+    )
 
 
 async def test_models_are_loaded_by_requests_and_make_room_for_each_other(start: Start, tmp_path: Path) -> None:
@@ -108,15 +122,20 @@ async def test_engine_that_cannot_be_loaded_is_reported_to_those_who_ask(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "llama-server"
-    broken.write_text("#!/bin/sh\necho 'error: no such device' >&2; exit 3\n")
+    broken.write_text(
+        '#!/bin/sh\ncase "$*" in *"-a one"*) echo "error: no such device" >&2; exit 3;; esac\n'
+        f'exec {sys.executable} -P -m runtimes.llama_launcher "$@"\n'
+    )
     broken.chmod(0o755)
     monkeypatch.setenv("LLAMA_SERVER_BIN", str(broken))
-    up = start(write_models(tmp_path, "one"))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    up = start(write_models(tmp_path, "one", "two"), room_for(1))
     url = await up.url()
     status, said = await ask(url, "one")
     assert status == 503
     assert "the engine exited with exit code 3: error: no such device" in said
     assert (await ask(url, "one"))[0] == 503
+    assert await ask(url, "two") == (200, "two speaks."), "it does not keep the memory"
     assert up.process.running, "its next request may succeed"
 
 
@@ -136,6 +155,39 @@ async def test_clients_of_ollama_load_keep_and_unload_models(start: Start, tmp_p
         unloading = await client.generate("one", keep_alive=0)
         assert unloading.done_reason == "unload"
         await eventually(lambda: loaded(up) == [])
+
+
+async def test_request_that_waits_while_up_is_restarted_is_answered(
+    start: Start, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    up = start(write_models(tmp_path, "one"), port=unused_tcp_port)
+    url = await up.url()
+    await up.says("one: Idle")
+    await up.process.kill()
+    asking = asyncio.create_task(ask(url, "one"))
+    await eventually(lambda: is_connected(unused_tcp_port))
+    up.process.start()
+    assert await asking == (200, "one speaks.")
+
+
+async def test_model_stays_loaded_when_the_proxy_is_killed(start: Start, tmp_path: Path, unused_tcp_port: int) -> None:
+    models = write_models(tmp_path, "one", scaling={"minReplicas": 0, "idleSeconds": 4})
+    up = start(models, port=unused_tcp_port)
+    url = await up.url()
+    assert (await ask(url, "one"))[0] == 200
+    before, loaded_at = find_pid(up.state, "one"), time.monotonic()
+    while time.monotonic() < loaded_at + 5:
+        assert (await ask(url, "one"))[0] == 200
+    proxy = find_proxy(up.state)
+    os.kill(proxy, signal.SIGKILL)
+
+    async def answers() -> bool:
+        with contextlib.suppress(aiohttp.ClientConnectionError):
+            return (await ask(url, "one"))[0] == 200
+        return False
+
+    await eventually(answers)
+    assert find_pid(up.state, "one") == before
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -49,6 +49,12 @@ def find_engines(state_folder: Path) -> dict[int, str]:
     }
 
 
+def find_pid(state_folder: Path, model: str) -> int:
+    """Return the pid of the only engine of a model."""
+    (found,) = [pid for pid, name in find_engines(state_folder).items() if name == model]
+    return found
+
+
 def find_proxy(state_folder: Path) -> int:
     """Return the pid of the proxy that runs from a state folder."""
     return next(process.pid for process, words in list_own_processes(state_folder) if "proxy" in words)

@@ -29,6 +29,13 @@ def service(name: str, model: str, **spec: Any) -> Obj:
     return make_manifest(INFERENCE_SERVICES, name=name, modelRef=model, **defaults | spec)
 
 
+def edit(path: str, old: str, new: str) -> None:
+    """Replace a text in a file, once."""
+    content = Path(path).read_text()
+    assert old in content
+    Path(path).write_text(content.replace(old, new, 1))
+
+
 async def ask(url: str, model: str, **body: object) -> tuple[int, str]:
     question = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **body}
     async with (

@@ -24,6 +24,7 @@ def model(
     protected: bool = False,
     load: float = 2.0,
     loaded: float = 100.0,
+    stuck: bool = False,
 ) -> OnDemandModel:
     """Return a model on demand that is loaded and unused, unless stated otherwise."""
     return OnDemandModel(
@@ -38,12 +39,13 @@ def model(
         waiting_seconds=waiting or 0.0,
         idle_seconds=0.0 if waiting is not None else idle,
         loaded_seconds=loaded,
+        is_stuck=stuck,
     )
 
 
-def plan(*models: OnDemandModel, free: int = 0) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def plan(*models: OnDemandModel, free: int = 0, ending: int = 0) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is loaded, and what is unloaded."""
-    found = plan_loads(models, free)
+    found = plan_loads(models, free, ending)
     assert not found.too_large
     return found.load, found.unload
 
@@ -125,6 +127,17 @@ def test_room_that_is_made_for_one_model_is_taken_by_no_other() -> None:
     small = model("small", "unloaded", size=1, waiting=0.5)
     assert plan(first, small, ending, free=3) == (("first",), ())
     assert plan(first, small, ending, model("more", "unloading", size=1), free=2) == (("small",), ())
+
+
+def test_memory_that_others_free_soon_is_waited_for() -> None:
+    assert plan(model("asked", "unloaded", size=2, waiting=5.0), model("unused"), free=1, ending=1) == ((), ())
+
+
+def test_load_that_fails_or_waits_makes_room_unless_it_is_asked_for() -> None:
+    asked = model("asked", "unloaded", waiting=0.0)
+    assert plan(asked, model("other", "loading", idle=0.0, stuck=True)) == ((), ("other",))
+    assert plan(asked, model("other", "loading", waiting=0.0, stuck=True)) == ((), ())
+    assert plan(asked, model("other", "loading", idle=100.0)) == ((), ())
 
 
 def test_requests_for_a_model_that_ends_wait_for_its_next_load() -> None:
