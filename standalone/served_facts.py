@@ -4,7 +4,10 @@ import hashlib
 import sys
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from artifacts.formats.chat_template import THINKS
+from crds.inferenceservice import is_on_demand
 from crds.metalprocess import MetalProcessSpec
 from crds.model import Model
 from crds.weights_header import GGUF
@@ -48,13 +51,17 @@ def describe_served_model(spec: MetalProcessSpec, model: Model | None) -> Served
 
 def find_facts(machine: "Machine") -> dict[ObjectKey, ServedModelFacts]:
     """Return the facts of the model of each service that can be served, loaded or not."""
-    models = machine.models
-    return {
-        key: describe_served_model(decision.assignments[0].spec, models.get(ObjectKey(key.namespace, name)))
-        for key, decision in machine.decisions.items()
-        if decision.assignments
-        for name in [decision.assignments[0].spec.model_name]
-    }
+    models, services = machine.models, machine.manifests.services
+    found = dict[ObjectKey, ServedModelFacts]()
+    for key, decision in machine.decisions.items():
+        if decision.assignments:
+            spec = decision.assignments[0].spec
+            facts = describe_served_model(spec, models.get(ObjectKey(key.namespace, spec.model_name)))
+            service = services.get(key)
+            if service and service.spec.scaling and is_on_demand(service):
+                facts = msgspec.structs.replace(facts, idle_limit_seconds=service.spec.scaling.idle_seconds)
+            found[key] = facts
+    return found
 
 
 def _list_capabilities(spec: MetalProcessSpec, model: Model | None, header: GGUF) -> tuple[str, ...]:

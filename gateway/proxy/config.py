@@ -96,6 +96,8 @@ class ServedModelFacts(msgspec.Struct, frozen=True, rename="camel"):
     head_count_kv: int = 0
     capabilities: tuple[str, ...] = ()
     """In Ollama's words: completion, embedding, tools, vision, thinking."""
+    idle_limit_seconds: float | None = None
+    """The time without a request after which it is unloaded; None: it stays loaded."""
 
 
 class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):

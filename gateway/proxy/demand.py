@@ -59,15 +59,14 @@ class DemandMonitor:
         return [service for service in self._services.values() if service.is_asleep and _count_waiting(service)]
 
     def _read_service(self, service: Service) -> ServiceDemand:
-        """Return the demand of one service; it is idle since the last end of a request to any of its backends."""
-        idle = [self._in_flight.idle_seconds(backend.uid) for backend in service.config.backends]
+        """Return the demand of one service."""
         now, calls, keep_alive_seconds = time.monotonic(), service.load_calls, service.keep_alive_seconds
         return ServiceDemand(
             name=service.config.name,
             waiting=_count_waiting(service),
             waiting_seconds=max(service.queue.waiting_seconds(now), now - calls[0] if calls else 0.0),
             in_flight=service.queue.in_flight,
-            idle_seconds=min((seconds for seconds in idle if seconds is not None), default=None),
+            idle_seconds=service.idle_seconds,
             keep_alive_seconds=-1.0 if keep_alive_seconds == math.inf else keep_alive_seconds,
         )
 

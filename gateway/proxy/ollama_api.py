@@ -5,6 +5,8 @@ are files and YAML of the user.
 """
 
 import hashlib
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -236,9 +238,20 @@ def _describe_loaded(router: Router) -> list[dict[str, Any]]:
         entry = _describe(name, services[name])
         del entry["modified_at"]
         entry["size"] = facts.memory_bytes or facts.size_bytes
-        entry |= {"expires_at": _NEVER, "size_vram": facts.device_bytes, "context_length": facts.context_length}
+        entry |= {"size_vram": facts.device_bytes, "context_length": facts.context_length}
+        entry["expires_at"] = _find_expiry(service, facts)
         loaded.append(entry)
     return loaded
+
+
+def _find_expiry(service: Service, facts: ServedModelFacts) -> str:
+    """Return the time at which a loaded model is unloaded, if no request comes."""
+    limit_seconds = facts.idle_limit_seconds
+    if limit_seconds is not None and service.keep_alive_seconds is not None:
+        limit_seconds = service.keep_alive_seconds
+    if limit_seconds is None or limit_seconds == math.inf:
+        return _NEVER
+    return _render_time(int(time.time() + limit_seconds - (service.idle_seconds or 0.0)))
 
 
 def _describe_details(facts: ServedModelFacts) -> dict[str, Any]:

@@ -192,6 +192,12 @@ class Service:
         if self.is_asleep and queue.queued == 1:
             self._note_demand()
 
+    @property
+    def idle_seconds(self) -> float | None:
+        """The seconds since the last request to any of its backends ended, 0 during one; None: none ever was."""
+        idle = (self._in_flight.idle_seconds(backend.uid) for backend in self.config.backends)
+        return min((seconds for seconds in idle if seconds is not None), default=None)
+
     def estimate_load_seconds(self) -> int:
         """Estimate in how many seconds an engine that is asleep is loaded: requests that wait have it loaded."""
         seconds = self.config.load_seconds - self.queue.waiting_seconds(time.monotonic())

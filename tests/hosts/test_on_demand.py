@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
@@ -150,7 +151,14 @@ async def test_clients_of_ollama_load_keep_and_unload_models(start: Start, tmp_p
         answer = await client.chat("two", [{"role": "user", "content": "Hi"}])
         assert answer.message.content == "two speaks."
         await eventually(lambda: loaded(up) == ["one"])  # it stays, and the other one only for a second
-        assert [model.model for model in (await client.ps()).models] == ["one:latest"]
+        (kept,) = (await client.ps()).models
+        assert kept.model == "one:latest"
+        assert kept.expires_at
+        assert kept.expires_at.year > 2100
+        await client.generate("one", keep_alive="10m")
+        (kept,) = (await client.ps()).models
+        assert kept.expires_at
+        assert timedelta(minutes=9) < kept.expires_at - datetime.now(UTC) <= timedelta(minutes=10)
 
         unloading = await client.generate("one", keep_alive=0)
         assert unloading.done_reason == "unload"
