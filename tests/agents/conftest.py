@@ -11,7 +11,10 @@ from tests.controlplane import sandbox
 from tests.support import llama_server
 from tests.support.faulty_relay import FaultyRelay
 from tests.support.tiny_models import tiny_gguf
+from tests.support.up_command import start
 from tests.unit.gateway.cluster.running_gateway import RunningGateway, gateway_in_process
+
+__all__ = ["start"]
 
 CONTEXT_LENGTH = 1 << 17
 

@@ -3,15 +3,17 @@
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import yaml
 
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES
+from metal_agent.native.process import kill_strays
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 from tests.support.refused_manifests import make_manifest
@@ -77,3 +79,20 @@ class Up:
 
 
 Start = Callable[..., Up]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Make a `pomona up` with these arguments; it, its proxy and its engines end with the test."""
+    made_here: list[Up] = []
+
+    def make(*arguments: str, port: int = 0) -> Up:
+        up = Up(tmp_path, *arguments, f"--port={port}")
+        made_here.append(up)
+        return up
+
+    yield make
+    for up in made_here:
+        if up.process.running:
+            await up.process.kill()
+    await kill_strays(tmp_path / "state", ())
