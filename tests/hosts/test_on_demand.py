@@ -100,6 +100,18 @@ async def test_model_that_is_always_loaded_and_protected_ones_make_room_for_none
     assert loaded(up) == ["always", "two"]
 
 
+async def test_memory_of_a_draft_model_counts(start: Start, tmp_path: Path) -> None:
+    more = (
+        make_manifest(MODELS, name="draft", source=(tmp_path / "two.gguf").as_uri(), memoryBytes=MODEL_BYTES),
+        service("pair", "two", scaling={"minReplicas": 0}, speculative={"draftModelRef": "draft"}),
+    )
+    up = start(write_models(tmp_path, "one", "two", more=more), room_for(2))
+    url = await up.url()
+    assert [await ask(url, name) for name in ("one", "two")] == [(200, "one speaks."), (200, "two speaks.")]
+    assert await ask(url, "pair") == (200, "two speaks.")
+    assert loaded(up) == ["pair"], "both of the others made room"
+
+
 async def test_weights_are_fetched_before_they_are_asked_for(start: Start, tmp_path: Path) -> None:
     root = tmp_path / "served"
     root.mkdir()
