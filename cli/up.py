@@ -5,7 +5,7 @@ import contextlib
 import functools
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,11 +33,12 @@ from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.options import StartError
 from metal_agent.state_folder import HAND_OVER, own_folder
 from standalone import desired, manifests, single
+from standalone.added_models import AddedModels, build_added, read_added
 from standalone.ask import AskError, ask
 from standalone.change_lines import ChangePrinter, LogFormat
 from standalone.client_access import ApiKey, ClientAccess, parse_address, parse_host, parse_origin, read_api_keys
 from standalone.control.up_control import serve_control
-from standalone.live_files import LiveFiles
+from standalone.live_files import LiveFiles, merge_manifests
 from standalone.machine import Machine, StandaloneOptions, UserSignals
 from standalone.manifests import ManifestError, Manifests
 from standalone.view import print_line, show_table
@@ -55,7 +56,6 @@ class _Demand(NamedTuple):
     question: str | None
     memory_budget: int | None
     log_format: LogFormat
-    on_demand: bool
 
 
 def _build_access(
@@ -121,9 +121,6 @@ class UpCommand(click.Command):
 @state_folder_option
 @allow_private_sources
 @click.option("--memory-budget", type=SIZE, help="Maximum memory for all models together, such as 12GiB.")
-@click.option(
-    "--on-demand", is_flag=True, help="Load the models of --model by their first request, and unload them when idle."
-)
 @click.option("--background", is_flag=True, help="Go on without this terminal, once the endpoint is open.")
 @click.option("--ask", "question", help="Send this question to the first service, print the answer, and stop.")
 @click.option(
@@ -144,7 +141,6 @@ def command(
     memory_budget: int | None,
     question: str | None,
     log_format: LogFormat,
-    on_demand: bool,
     background: bool,
 ) -> None:
     """Serve the Models and InferenceServices of FILES on this machine, without a cluster.
@@ -154,8 +150,9 @@ def command(
     unless --listen, --api-key, --allow-host or --allow-origin let others in. Ctrl-C waits for running requests and
     stops everything; press it again to abort them, and to end soon whatever does not stop. A change of FILES takes
     effect at once: what is valid is added, edited or removed, and nothing else notices; with an error, what was served
-    before serves on. It ends by itself, with exit code 1, when none of the services can be served. The environment
-    variable HF_TOKEN is the token for the hub, and HF_ENDPOINT is the URL of a mirror of the hub.
+    before serves on. Models that `pomona run` and clients of Ollama's API have added are served, too, also without
+    FILES. It ends by itself, with exit code 1, when none of the services can be served. The environment variable
+    HF_TOKEN is the token for the hub, and HF_ENDPOINT is the URL of a mirror of the hub.
 
     `pomona agent` on the same machine takes over the running engines and joins them to a cluster, without loading
     the models again.
@@ -169,8 +166,8 @@ def command(
     """
     folder = (state_dir or default_state_folder()).absolute()
     try:
-        if not files and not sources:
-            raise click.UsageError("nothing to serve: give FILES, or --model NAME")
+        if question is not None and not files and not sources:
+            raise click.UsageError("nobody is asked: give FILES, or --model NAME")
         if background:
             _go_on_in_background(folder, question)
             return
@@ -182,7 +179,7 @@ def command(
                 log.to_file(folder / "up.log")
             endpoint, token = outcome.read_endpoint(), outcome.read_hub_token()
             options = StandaloneOptions(folder, port, endpoint, token, allowed_networks, access)
-            demand = _Demand(files, sources, question, memory_budget, log_format, on_demand=on_demand)
+            demand = _Demand(files, sources, question, memory_budget, log_format)
             served = asyncio.run(_serve(loaded, demand, options))
     except ManifestError as error:
         for problem in error.problems:
@@ -211,7 +208,7 @@ def _go_on_in_background(folder: Path, question: str | None) -> None:
     print(f"its output is in {folder / OUTPUT_LOG}; `pomona list` shows what it serves, `pomona down` ends it")
 
 
-async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptions) -> bool:
+async def _serve(of_files: Manifests, demand: _Demand, options: StandaloneOptions) -> bool:
     """Serve until a signal or until the question is answered; return whether the command succeeded.
 
     These tasks run beside each other: the machine, which serves and whose end ends the others; the display of its
@@ -230,11 +227,14 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
     if allowed_bytes is None:
         raise StartError("cannot read the memory of this machine: give --memory-budget, such as 12GiB")
 
-    of_files = Manifests(dict(manifests.models), dict(manifests.services))
-    share_bytes = manifests.divide(allowed_bytes, further=len(sources))
-    chosen = await single.add_models(manifests, sources, options, share_bytes, on_demand=demand.on_demand)
+    share_bytes, has_token = of_files.divide(allowed_bytes, further=len(sources)), options.token is not None
+    further, chosen = await single.choose_models(sources, of_files, options, share_bytes)
+    added = build_added(read_added(options.folder), token=has_token) if question is None else Manifests()
+    manifests = merge_manifests(of_files, further, added)
     for note in (*chosen, *manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):
         print(note, file=sys.stderr)
+    if not manifests.services:
+        print("no model is served yet: `pomona run MODEL` adds one", file=sys.stderr)
 
     # 2. Serve it, show it, and ask the question.
     async with aiohttp.ClientSession() as session:
@@ -242,10 +242,16 @@ async def _serve(manifests: Manifests, demand: _Demand, options: StandaloneOptio
             machine = Machine(
                 manifests, options, session, Ledger(allowed_bytes, memory_bytes=host_facts.memory_bytes), signals
             )
+        display, report = _build_display(machine, demand)
+        replace = machine.replace_manifests
+        files = LiveFiles(demand.files, of_files, further, added, served=manifests, replace=replace, report=report)
         asking = asyncio.create_task(_ask_and_stop(machine, question)) if question is not None else None
-        beside = {asyncio.create_task(work) for work in _list_work_beside(machine, demand, of_files)}
+        beside = {asyncio.create_task(display)}
+        if demand.files and question is None:
+            beside.add(asyncio.create_task(files.run()))
         try:
-            with serve_control(machine, options.folder):
+            adder = AddedModels(machine, files, options.folder, token=has_token)
+            with serve_control(machine, adder, options.folder):
                 await machine.run()
         finally:
             ending = [*beside, asking] if asking else [*beside]
@@ -271,27 +277,17 @@ def _report_end(machine: Machine, asking: asyncio.Task[bool] | None) -> bool:
     return not asking.cancelled() and asking.result()
 
 
-def _list_work_beside(machine: Machine, demand: _Demand, of_files: Manifests) -> list[Coroutine[Any, Any, None]]:
-    """Return the work beside the machine: the display of its state, and the watch over its files."""
-    # 1. The display. With a question, standard output is for the answer: the state goes to standard error.
+def _build_display(machine: Machine, demand: _Demand) -> tuple[Coroutine[Any, Any, None], Callable[[str], None]]:
+    """Return the work that shows the state of the machine, and a function that prints a line beside it."""
+    # With a question, standard output is for the answer: the state goes to standard error.
     is_asked = demand.question is not None
     out = sys.stderr if is_asked else sys.stdout
     console = Console(file=out, highlight=False)
     # A variable such as FORCE_COLOR makes no terminal of a file, and a dumb terminal cannot draw in place.
     if demand.log_format == "text" and not is_asked and out.isatty() and not console.is_dumb_terminal:
-        work = [show_table(machine, console, _hint)]
-        report = functools.partial(print_line, console)
-    else:
-        printer = ChangePrinter(machine, out, demand.log_format)
-        work = [printer.run()]
-        report = functools.partial(printer.print_event, "files")
-
-    # 2. The files.
-    if demand.files and not is_asked:
-        further = machine.manifests.without(of_files)  # those of --model
-        files = LiveFiles(demand.files, further, machine.manifests, replace=machine.replace_manifests, report=report)
-        work.append(files.run())
-    return work
+        return show_table(machine, console, _hint), functools.partial(print_line, console)
+    printer = ChangePrinter(machine, out, demand.log_format)
+    return printer.run(), functools.partial(printer.print_event, "files")
 
 
 @contextlib.contextmanager

@@ -1,11 +1,13 @@
-"""Text in messages: that of others shortened and harmless, so that it stays readable whatever it states, and times."""
+"""Text in messages: that of others shortened and harmless, so that it stays readable; times, and names of models."""
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Final
 
 SHOWN_LENGTH: Final = 64
+_LONGEST_NAME: Final = 40
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
@@ -47,3 +49,18 @@ def offer_names(name: str, choices: Iterable[str]) -> str:
     near = get_close_matches(name, names, n=1, cutoff=0.7)
     meant = f"did you mean {near[0]}? Else " if near else ""
     return f"{meant}use one of {', '.join(names)}"
+
+
+def make_name(text: str) -> str:
+    """Return the name of an object for a text: `gemma3-4b` for `gemma3:4b`."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not name[:1].isalpha():
+        name = f"model-{name}".rstrip("-")
+    return name[:_LONGEST_NAME].rstrip("-")
+
+
+def name_model(text: str) -> str:
+    """Return the name of the service for a repository of the hub: `qwen3-8b-q4-k-m` for `ORG/Qwen3-8B-GGUF:Q4_K_M`."""
+    repo, _, quantization = text.rpartition("/")[2].partition(":")
+    stem = repo[:-5] if repo.lower().endswith("-gguf") else repo
+    return make_name(f"{stem}-{quantization}")

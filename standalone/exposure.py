@@ -69,6 +69,8 @@ class StandaloneExposure(ProxyExposure):
         """Keep the proxy, the processes by uid, the endpoint's port and clients, and the event that ends draining."""
         super().__init__(proxy, runners)
         self.access = access
+        self.control_socket = ""
+        """The socket at which clients of Ollama's API have models added and removed."""
         self.forwarded_services: frozenset[ObjectKey] = frozenset()
         """The services whose requests are taken: an engine works on them, or they wait until it is loaded."""
         self.find_absent: Callable[[], Mapping[ObjectKey, AbsentEngine]] = dict
@@ -134,7 +136,7 @@ class StandaloneExposure(ProxyExposure):
                 structs.replace(add_absent(service, by_name.get(service.name)), facts=facts.get(service.name))
                 for service in config.services
             ),
-            router=self.access.build_listener(self._port),
+            router=structs.replace(self.access.build_listener(self._port), control_socket=self.control_socket),
         )
 
         # 2. Send it, and keep what the proxy answers.

@@ -1,4 +1,6 @@
-"""Follow changes of the files that `pomona up` serves: what is valid is served, and what is not changes nothing.
+"""Follow changes of what `pomona up` serves: of its files, and of the models that are added to it.
+
+What is valid in the files is served, and what is not changes nothing.
 
 Folders are watched, not files: editors and tools put a new file in place of the old one. A file is read again after
 any event in its folder, which costs little, so that no event has to be understood.
@@ -24,11 +26,13 @@ log = structlog.get_logger()
 
 
 class LiveFiles:
-    """The manifests of `paths`, files and folders.
+    """The manifests of `paths`, files and folders, and what is served beside them.
 
     Args:
         paths: as the user gave them.
-        further: Models and services that are not from files, which stay.
+        found: the Models and services of the files, as they were read last.
+        further: those of --model, which stay.
+        added: those that were added, of which a name in the files, or of --model, is left out.
         served: the manifests that are served now.
         replace: serves other manifests from now on.
         report: prints a line for the user.
@@ -37,14 +41,16 @@ class LiveFiles:
     def __init__(
         self,
         paths: Sequence[Path],
+        found: Manifests,
         further: Manifests,
+        added: Manifests,
         served: Manifests,
         *,
         replace: Callable[[Manifests], None],
         report: Callable[[str], None],
     ) -> None:
         """Read no file before `run`."""
-        self._paths, self._further = paths, further
+        self._paths, self._found, self._further, self._added = paths, found, further, added
         self._served, self._replace, self._report = served, replace, report
         self._last_problems: Sequence[str] = ()
 
@@ -53,24 +59,30 @@ class LiveFiles:
         async for _ in _watch({path if path.is_dir() else path.parent for path in self._paths}):
             try:
                 found = await asyncio.to_thread(load_manifests, self._paths)
-                manifests = merge_manifests(found, self._further)
+                check_names(found, self._further)
             except ManifestError as error:
                 self._report_problems(error.problems)
                 continue
-            self._last_problems = ()
+            self._last_problems, self._found = (), found
             try:
-                self._apply(manifests)
+                self._apply("files changed")
             except Exception as error:
                 log.exception("files_not_applied")
                 self._report_problems([f"internal error: {type(error).__name__}: {error}"])
 
-    def _apply(self, manifests: Manifests) -> None:
-        """Serve the manifests, and print what has changed."""
+    def replace_added(self, added: Manifests) -> None:
+        """Serve these models in place of those that were added before."""
+        self._added = added
+        self._apply("by command")
+
+    def _apply(self, cause: str) -> None:
+        """Serve what is wanted now, and print what has changed."""
+        manifests = merge_manifests(self._found, self._further, self._added)
         if change := describe_change(self._served, manifests):
-            log.info("files_changed", change=change)
+            log.info("manifests_changed", cause=cause, change=change)
             self._served = manifests
             self._replace(manifests)
-            self._report(f"files changed: {change}")
+            self._report(f"{cause}: {change}")
 
     def _report_problems(self, problems: Sequence[str]) -> None:
         """Print the problems of the files, once."""
@@ -128,13 +140,26 @@ def _identify(folders: Iterable[Path]) -> list[tuple[int, int] | None]:
     return found
 
 
-def merge_manifests(found: Manifests, further: Manifests) -> Manifests:
-    """Return the manifests of the files and further ones. Raises ManifestError: a name is in both."""
-    names = {key.name for key in further.services}
-    if taken := sorted(key.name for key in found.services if key.name in names):
+def check_names(found: Manifests, further: Manifests) -> None:
+    """Raise ManifestError if the files have a name of --model."""
+    if taken := find_taken(found, further):
         problem = f"InferenceService {taken[0]}: the name is taken by a source of --model: rename it in the file"
         raise ManifestError([problem])
-    return Manifests(found.models | further.models, found.services | further.services, found.skipped)
+
+
+def find_taken(manifests: Manifests, others: Manifests) -> list[str]:
+    """Return the sorted names of services that others have, too, or that are those of Models of others."""
+    names = {key.name for key in [*others.services, *others.models]}
+    return sorted(key.name for key in manifests.services if key.name in names)
+
+
+def merge_manifests(found: Manifests, further: Manifests, added: Manifests) -> Manifests:
+    """Return all manifests: those of the files, those of --model, and those that were added with names of their own."""
+    stated = Manifests(found.models | further.models, found.services | further.services, found.skipped)
+    taken = find_taken(added, stated)
+    models = {key: model for key, model in added.models.items() if key.name not in taken}
+    services = {key: service for key, service in added.services.items() if key.name not in taken}
+    return Manifests(stated.models | models, stated.services | services, stated.skipped)
 
 
 def describe_change(before: Manifests, after: Manifests) -> str:

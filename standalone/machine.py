@@ -157,9 +157,9 @@ class Machine:
         self._services = ServiceDecisions(
             manifests, inspector, options.endpoint, budget_bytes=lambda: ledger.budget_bytes, changed=self.run_wanted
         )
-        lookup = ModelLookup(options.folder / "names", options.source_access, inspector, store.foreign)
+        self.lookup = ModelLookup(options.folder / "names", options.source_access, inspector, store.foreign)
         self.puller = WeightsPuller(
-            self._host.context.weights, inspector, options.source_access, lookup, ledger.budget_bytes
+            self._host.context.weights, inspector, options.source_access, self.lookup, ledger.budget_bytes
         )
 
     @property

@@ -21,6 +21,7 @@ from crds import validation
 from crds.inferenceservice import InferenceService, is_on_demand, wanted_replicas
 from crds.meta import GROUP
 from crds.model import Model
+from crds.text import make_name
 from crds.yaml_reader import StrictLoader, find_line
 from kube.resources import ObjectKey
 
@@ -33,7 +34,6 @@ _OWN_KINDS: Final = ("MetalProcess", "MetalHost")
 _CLUSTER_KINDS: Final = [kind for kind in validation.kinds() if kind not in (*_KINDS, *_OWN_KINDS)]
 """Kinds of users that only a cluster can use, such as GatewayKey."""
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
-_LONGEST_NAME: Final = 40
 _TOGETHER: Final = 2
 """Models on demand for which there is room at a time, such as one for chats and one for embeddings."""
 _MOST_BYTES: Final = 1 << 20
@@ -70,18 +70,12 @@ class Manifests:
         """Return a service and the Models that it names; None for one that is missing."""
         return self.services[key], *map(self.models.get, list_model_keys(self.services[key]))
 
-    def without(self, others: "Manifests") -> "Manifests":
-        """Return those Models and services that `others` does not have."""
-        models = {key: model for key, model in self.models.items() if key not in others.models}
-        services = {key: service for key, service in self.services.items() if key not in others.services}
-        return Manifests(models, services)
-
-    def divide(self, memory_bytes: int, further: int = 0) -> int:
-        """Return the equal part of the memory that each replica gets, if there are `further` ones beside these.
+    def divide(self, memory_bytes: int, *, further: int = 0, further_on_demand: int = 0) -> int:
+        """Return the equal part of the memory that each replica gets, if there are further ones beside these.
 
         Models on demand are not all loaded together: two of them get room beside each other.
         """
-        on_demand = sum(is_on_demand(service) for service in self.services.values())
+        on_demand = sum(is_on_demand(service) for service in self.services.values()) + further_on_demand
         return memory_bytes // max(1, further + self.count_always() + min(on_demand, _TOGETHER))
 
     def count_always(self) -> int:
@@ -172,14 +166,6 @@ def derive_name(source: Source) -> str:
     folder = (source.path.strip("/") or source.repo).rpartition("/")[2]
     stem = folder if source.is_folder else re.sub(r"\.gguf$", "", source.file, flags=re.IGNORECASE)
     return make_name(stem)
-
-
-def make_name(text: str) -> str:
-    """Return the name of an object for a text: `gemma3-4b` for `gemma3:4b`."""
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if not name[:1].isalpha():
-        name = f"model-{name}".rstrip("-")
-    return name[:_LONGEST_NAME].rstrip("-")
 
 
 def _read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:

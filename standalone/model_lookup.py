@@ -30,10 +30,20 @@ from crds.inferenceservice import InferenceService
 from crds.meta import API_VERSION
 from crds.model import Model
 from crds.serving import LEAST_CONTEXT, Mode
+from crds.text import make_name, name_model
 from fitness.catalog_entries import CatalogEntry, load_catalog
 from standalone.inspections import ModelInspector
-from standalone.manifests import accept_manifest, derive_name, make_name
-from standalone.model_names import FORMS, CatalogName, HubName, ModelNameError, OllamaName, parse_model_name
+from standalone.manifests import accept_manifest, derive_name
+from standalone.model_names import (
+    CLIENT_FORMS,
+    FORMS,
+    CatalogName,
+    HubName,
+    ModelNameError,
+    OllamaName,
+    SourceName,
+    parse_model_name,
+)
 from standalone.quantization_choice import choose_quantization, is_held
 
 _ACCELERATORS: Final = ("metal", "cpu") if sys.platform == "darwin" else ("cpu", "metal")
@@ -85,8 +95,11 @@ class ModelLookup:
         self._inspector = inspector
         self._foreign = foreign
 
-    async def find(self, text: str, budget_bytes: int) -> ModelChoice:
+    async def find(self, text: str, budget_bytes: int, *, is_client: bool = False) -> ModelChoice:
         """Return the weights that `text` means, for `budget_bytes` of memory.
+
+        A client of the endpoint names models of the catalog, of Ollama's store and of the hub only: by paths and URLs,
+        it would have this machine read what the client itself may not read.
 
         Raises:
             ModelNameError: nothing has this name, or it means several models.
@@ -94,16 +107,21 @@ class ModelLookup:
             ArtifactError: the hub refuses or cannot be reached, and nothing is known of an earlier use of the name.
         """
         catalog = load_catalog()
-        name = parse_model_name(
-            text,
-            catalog=catalog,
-            ollama=self._foreign.ollama.list_names(),
-            is_path=lambda path: Path(path).expanduser().exists(),
-        )
+        try:
+            name = parse_model_name(
+                text,
+                catalog=catalog,
+                ollama=self._foreign.ollama.list_names(),
+                is_path=lambda path: not is_client and Path(path).expanduser().exists(),
+            )
+            if isinstance(name, OllamaName):
+                return self._choose_of_ollama(text, name.name)
+        except ModelNameError as error:
+            raise (ModelNameError(text, CLIENT_FORMS) if is_client else error) from None
+        if is_client and isinstance(name, SourceName):
+            raise ModelNameError(text, CLIENT_FORMS)
         if isinstance(name, CatalogName):
             return self._choose_of_catalog(name.name, catalog[name.name])
-        if isinstance(name, OllamaName):
-            return self._choose_of_ollama(text, name.name)
         if isinstance(name, HubName):
             with translate_os_errors(self._folder):
                 return await self._choose_of_hub(text, name, budget_bytes)
@@ -226,12 +244,10 @@ def _build_source(name: HubName, path: str) -> str:
 
 def _choose_file(name: HubName, found: _FoundFile, reason: str) -> ModelChoice:
     """Return the choice of a file; it has the name of its repository, with the quantization if that was stated."""
-    stem = name.repo.rpartition("/")[2]
-    stem = stem[:-5] if stem.lower().endswith("-gguf") else stem
     note = ""
     if not name.quantization and found.quantizations > 1:
         note = f"{name.repo}: {found.quantization} of {found.quantizations} quantizations: {reason}"
-    return ModelChoice(make_name(f"{stem}-{name.quantization}"), found.source, note=note)
+    return ModelChoice(name_model(f"{name.repo}:{name.quantization}"), found.source, note=note)
 
 
 def _serve_in_place(name: str, stored: OllamaModel) -> ModelChoice:

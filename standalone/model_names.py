@@ -16,6 +16,11 @@ FORMS: Final = (
     "https://HOST/FILE.gguf, NAME:TAG that Ollama has, or the path of a file or folder"
 )
 """The forms of a name, for messages."""
+CLIENT_FORMS: Final = (
+    "a client can add a name of `pomona catalog`, ORG/REPO or ORG/REPO:Q4_K_M of the hub, and NAME:TAG that Ollama has "
+    "on this machine; other sources, and models of Ollama's library, are added by `pomona run` and by files"
+)
+"""The forms of a name that a client of the endpoint may use, for messages."""
 _HUB: Final = re.compile(
     r"(?P<site>hf://|(?:https://)?(?:hf\.co|huggingface\.co)/)?(?P<repo>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[^/@:\s?#]+))?"
     r"(?::(?P<quantization>\w[\w.-]*))?/?",

@@ -50,6 +50,10 @@ class WeightsPrefetch:
         self.problems: dict[str, str] = {}
         """The reason why weights could not be fetched, by uid."""
 
+    def has(self, assignment: Assignment) -> bool:
+        """Return whether the weights of an assignment are there, or are fetched by a daemon when it is loaded."""
+        return assignment.uid in self._held or _is_of_daemon(assignment)
+
     async def run(self) -> None:
         """Fetch what is missing, one after the other, until cancelled; then release all locks."""
         try:

@@ -1,34 +1,48 @@
-"""`pomona delete`: delete a service, and its Model if nothing else uses it."""
+"""`pomona delete`: delete a service, and its Model if nothing else uses it; here, a model that was added."""
 
 import sys
+from pathlib import Path
 
 import click
 
 from cli.api_objects import count_serving, find_users, has_condition
 from cli.cluster_access import Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
-from cli.completion import complete_services
+from cli.completion import complete_served
 from cli.confirmation import confirm
+from cli.machine.instance import OR_START, choose_instance
+from cli.options import state_folder_option
 from kube.resources import INFERENCE_SERVICES, MODELS
 
 
 @click.command("delete")
-@click.argument("name", shell_complete=complete_services)
+@click.argument("name", shell_complete=complete_served)
 @click.option("--model", "with_model", is_flag=True, help="Also delete its Model, if no other service uses it.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask, even if the service serves now.")
+@state_folder_option
 @namespaced_cluster_options
-def command(name: str, *, target: ClusterOptions, with_model: bool, yes: bool) -> None:
+def command(name: str, *, target: ClusterOptions, with_model: bool, yes: bool, state_dir: Path | None) -> None:
     """Delete the service NAME.
 
-    Its Model stays, with its weights on volumes, unless --model is given. Weights on hosts stay until their disk is
-    short.
+    The running `pomona up` of this machine is asked, unless -n, --context or --kubeconfig names a cluster: it removes a
+    model that `pomona run`, or a client of Ollama's API, has added, once its running requests have ended.
+
+    In a cluster, its Model stays, with its weights on volumes, unless --model is given. Weights on hosts stay until
+    their disk is short, or until `pomona weights delete`.
 
     \b
     Examples:
       pomona delete chat
       pomona delete chat --model --yes
     """
-    run_in_cluster(target, lambda cluster: _delete(cluster, name, with_model=with_model, is_certain=yes))
+    if instance := choose_instance(target, state_dir):
+        instance.say_asked()
+        instance.call(lambda client: client.remove(name))
+        print(f"{name} is served no more; `pomona weights list` shows its weights")
+        return
+    run_in_cluster(
+        target, lambda cluster: _delete(cluster, name, with_model=with_model, is_certain=yes), instead=OR_START
+    )
 
 
 async def _delete(cluster: Cluster, name: str, *, with_model: bool, is_certain: bool) -> None:

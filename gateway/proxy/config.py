@@ -158,6 +158,8 @@ class RouterListener(msgspec.Struct, frozen=True, rename="camel"):
     """Further names in the Host field that clients without a key may use."""
     allowed_origins: Annotated[tuple[_Origin, ...], Meta(max_length=_MOST_NAMES)] = ()
     """The origins whose web pages may ask and read the answers; `*`: all pages that have a key."""
+    control_socket: str = ""
+    """The socket at which models are added and removed for clients of Ollama's API; empty: they are not."""
 
     def __post_init__(self) -> None:
         if not self.keys and not is_loopback(self.address):

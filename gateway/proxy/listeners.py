@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import structs
@@ -29,6 +30,7 @@ from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.keep_alive import KeepAlive
 from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.model_control import ServedModels
 from gateway.proxy.ollama_api import OllamaApi
 from gateway.proxy.request_body import BodyBudget
 from gateway.proxy.router import ModelRouter, SingleServiceRouter
@@ -245,7 +247,8 @@ class Listeners:
     def _create_listener(self, name: str, address: ListenAddress) -> HttpListener:
         """Return a listener for a service or the router. Raises OSError."""
         if name == _ROUTER_NAME:
-            handling = handle_requests(self._model_router, self._shared, ollama=OllamaApi(self._shared))
+            control = ServedModels(Path(self.config.router.control_socket if self.config.router else ""))
+            handling = handle_requests(self._model_router, self._shared, ollama=OllamaApi(self._shared, control))
         else:
             handling = handle_requests(SingleServiceRouter(self.services[name]), self._shared, self._pod)
         return HttpListener(handling, self._table, self._times, self._load_tls_context(address.tls))

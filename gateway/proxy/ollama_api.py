@@ -4,10 +4,11 @@ Requests for inference are in `ollama_request`. What makes models of others' wei
 are files and YAML of the user.
 """
 
+import contextlib
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
@@ -23,7 +24,7 @@ from gateway.proxy import errors, paths
 from gateway.proxy.config import ServedModelFacts, ServiceListener
 from gateway.proxy.errors import RequestError
 from gateway.proxy.inference_request import SharedResources
-from gateway.proxy.model_control import ModelControl, PullProgress, ServedModels
+from gateway.proxy.model_control import ModelControl, PullProgress
 from gateway.proxy.ollama_request import OllamaRequest, find_ollama_model, find_service
 from gateway.proxy.request_record import log_refusal
 from gateway.proxy.router import Router
@@ -52,9 +53,9 @@ Answer = Callable[[AwaitedExchange, OllamaFields, Router], Awaitable[None]]
 class OllamaApi:
     """Ollama's API for the services of a router; `control` loads, pulls and deletes models."""
 
-    def __init__(self, shared: SharedResources, control: ModelControl | None = None) -> None:
+    def __init__(self, shared: SharedResources, control: ModelControl) -> None:
         self._shared = shared
-        self._control = control or ServedModels()
+        self._control = control
         self._shown: Mapping[str, Callable[[Router], object]] = {
             "/api/version": lambda _: {"version": VERSION},
             "/api/tags": lambda router: {"models": [_describe(*each) for each in router.services().items()]},
@@ -129,22 +130,22 @@ class OllamaApi:
     async def _pull(self, call: AwaitedExchange, fields: OllamaFields, router: Router) -> None:
         """Answer with the progress of a pull: of a model that is served, all of it at once."""
         exchange, streams = call.exchange, fields.read("stream", bool, default=True)
-        progress = self._begin_pull(fields.model, router)
-        if not streams:
-            steps = [step async for step in progress]
-            exchange.respond(HTTPStatus.OK, JSON_FIELDS, msgspec.json.encode(steps[-1]))
-            return
-        exchange.start(HTTPStatus.OK, NDJSON_FIELDS)
-        try:
-            async for step in progress:
-                exchange.write(_render_line(step))
-                await call.drain()
-        except RequestError as error:
-            exchange.finish(render_error(str(error)) + b"\n")
-        else:
-            exchange.finish()
+        async with contextlib.aclosing(self._begin_pull(fields.model, router)) as progress:
+            if not streams:
+                steps = [step async for step in progress]
+                exchange.respond(HTTPStatus.OK, JSON_FIELDS, msgspec.json.encode(steps[-1]))
+                return
+            exchange.start(HTTPStatus.OK, NDJSON_FIELDS)
+            try:
+                async for step in progress:
+                    exchange.write(_render_line(step))
+                    await call.drain()
+            except RequestError as error:
+                exchange.finish(render_error(str(error)) + b"\n")
+            else:
+                exchange.finish()
 
-    async def _begin_pull(self, name: str, router: Router) -> AsyncIterator[PullProgress]:
+    async def _begin_pull(self, name: str, router: Router) -> AsyncGenerator[PullProgress, None]:
         """Yield the lines of a pull. Raises RequestError."""
         yield PullProgress("pulling manifest")
         try:
@@ -155,8 +156,9 @@ class OllamaApi:
             steps = self._control.pull(name)
         else:
             steps = _pull_served(served, _find_facts(find_service(model)))
-        async for step in steps:
-            yield step
+        async with contextlib.aclosing(steps):
+            async for step in steps:
+                yield step
 
     async def _delete(self, call: AwaitedExchange, fields: OllamaFields, router: Router) -> None:
         """Delete a model."""
@@ -189,7 +191,7 @@ def _refuse(exchange: Exchange, router: Router, error: RequestError) -> None:
     exchange.respond(error.status, error.fields(), error.encode_body(route))
 
 
-async def _pull_served(name: str, facts: ServedModelFacts) -> AsyncIterator[PullProgress]:
+async def _pull_served(name: str, facts: ServedModelFacts) -> AsyncGenerator[PullProgress, None]:
     """Yield the lines of the pull of a model whose weights are there."""
     digest = _find_digest(name, facts)
     yield PullProgress(f"pulling {digest[:12]}", f"sha256:{digest}", facts.size_bytes, facts.size_bytes)

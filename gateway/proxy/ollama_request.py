@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from crds.text import make_name, name_model
 from gateway.dialects.ollama.answer_lines import JSON_FIELDS, AnswerLines, render_end
 from gateway.dialects.ollama.request_fields import read_fields
 from gateway.dialects.ollama.request_translation import EngineRoute, OllamaCall, OllamaRoute, read_call
@@ -96,7 +97,8 @@ def find_ollama_model(router: Router, name: str, route: str = "") -> tuple[str, 
     """Return the model that a client names, with its name at the router; a tag such as `:latest` may be left out.
 
     Ollama's clients write MODEL:TAG. A service has one model, so the name before the tag decides, unless the tag is an
-    adapter of the service. Raises RequestError, in Ollama's words.
+    adapter of the service. A model that was pulled has the name that was derived of the one that the client uses.
+    Raises RequestError, in Ollama's words.
     """
     if not name and route not in ("generate", "embed"):
         raise RequestError(HTTPStatus.BAD_REQUEST, "missing_model", "model is required", param="model")
@@ -111,6 +113,9 @@ def find_ollama_model(router: Router, name: str, route: str = "") -> tuple[str, 
     except RequestError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
+    for derived in (name_model(name), make_name(name)):
+        if derived in router.services():
+            return derived, router.find_model(derived)
     raise _not_found(name, router.listed_names())
 
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from artifacts.source import without_secrets
+from artifacts.transfer_rate import TransferProgress
 from devices.footprint import footprint_bytes
 from gateway.proxy.build import BUILD
 from gateway.proxy.config import ListenerState
+from gateway.proxy.model_control import AddProgress
 from kube.resources import ObjectKey
 from metal_agent.native.log_files import engine_log_name
 from metal_agent.supervise.runner import Runner
@@ -18,6 +20,7 @@ from standalone.control.up_status import UpEngineStatus, UpServiceStatus, UpStat
 from standalone.desired import Decision
 from standalone.machine import Machine
 from standalone.row_text import describe_detail
+from standalone.served_facts import describe_served_model
 from standalone.service_rows import ServiceRow, ServiceRowReader
 
 
@@ -44,6 +47,31 @@ async def describe_up(machine: Machine, *, started_at: str, folder: Path) -> UpS
             for key, row in zip(machine.decisions, rows, strict=True)
         ],
     )
+
+
+def read_progress(machine: Machine, key: ObjectKey) -> AddProgress:
+    """Return how far the weights of a service on demand are."""
+    # 1. Without a process yet, or with a reason why there is none.
+    decision = machine.decisions.get(key)
+    if decision is None:
+        return AddProgress(problem=f"{key.name} is not served any more")
+    if decision.problem is not None and decision.problem.phase == "Pending":
+        return AddProgress()  # it is being inspected
+    problem = describe_problem(machine, key, decision)
+    if not decision.assignments:
+        return AddProgress(problem=problem)
+
+    # 2. Its weights are there, if they are held for its next load, or an engine has them; else they are fetched.
+    (assignment,) = decision.assignments
+    uid, runner = assignment.uid, machine.runners.get(assignment.uid)
+    model = machine.models.get(ObjectKey(key.namespace, assignment.spec.model_name))
+    digest = describe_served_model(assignment.spec, model).digest
+    if machine.prefetch.has(assignment) or (runner and runner.state.phase in {"Starting", "Ready"}):
+        return AddProgress(digest=digest, is_stored=True, problem=problem)
+    meter = machine.prefetch.transfers.get(uid)
+    transfer = meter.read(time.monotonic()) if meter else TransferProgress(0)
+    problem = problem or machine.prefetch.problems.get(uid, "")
+    return AddProgress(bytes=transfer.bytes, total_bytes=transfer.total_bytes, digest=digest, problem=problem)
 
 
 def _describe_service(

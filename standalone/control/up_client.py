@@ -11,6 +11,7 @@ from msgspec import structs
 
 from gateway.http.control_client import ControlUnreachableError
 from gateway.http.owned_control_client import OwnedControlClient
+from gateway.proxy.model_control import AddedModel, AddRequest
 from metal_agent.control.agent_status import StopAccepted
 from standalone.control.up_status import (
     UP_SOCKET,
@@ -24,6 +25,8 @@ from standalone.control.up_status import (
 
 _STATUS_SECONDS: Final = 5.0
 """The longest that a status waits for the proxy."""
+_LOOKUP_SECONDS: Final = 120.0
+"""The longest that the hub is asked what a name means."""
 _PAUSE_SECONDS: Final = 30.0
 """The longest pause in a pull, which has an empty line every 5 s."""
 
@@ -49,6 +52,15 @@ class UpClient(OwnedControlClient):
     async def unload(self, name: str) -> LoadAnswer:
         """Begin to unload the model of a service, once its running requests have ended."""
         return await self.call("POST", f"/services/{quote(name, safe='')}/unload", LoadAnswer)
+
+    async def add(self, model: str) -> AddedModel:
+        """Serve the model that a name means on demand, as well as those that are served."""
+        body = msgspec.json.encode(AddRequest(model))
+        return await self.call("POST", "/models", AddedModel, body=body, wait_seconds=_LOOKUP_SECONDS)
+
+    async def remove(self, name: str) -> None:
+        """Serve a model that was added no more."""
+        await self.call("DELETE", f"/models/{quote(name, safe='')}", AddedModel)
 
     async def stop(self, *, now: bool) -> int:
         """Stop everything, after which the process ends; with `now`, abort running requests. Return its pid at once."""

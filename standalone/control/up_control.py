@@ -7,6 +7,7 @@ ends with its client. The names in calls are those of services, which are unique
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -22,11 +23,13 @@ from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.control_calls import ControlError, read_body, respond
 from gateway.http.control_listener import serve_calls
 from gateway.http.named_socket import SocketError
+from gateway.proxy.model_control import AddedModel, AddProgress, AddRequest
 from kube.resources import ObjectKey
 from kube.time import rfc3339
 from metal_agent.control.agent_status import StopAccepted
 from metal_agent.options import StartError
-from standalone.control.service_status import describe_up
+from standalone.added_models import AddedModels
+from standalone.control.service_status import describe_up, read_progress
 from standalone.control.stored_weights import WeightsInUseError, delete_weights, list_weights
 from standalone.control.up_status import (
     UP_SOCKET,
@@ -38,11 +41,13 @@ from standalone.control.up_status import (
     describe_missing_service,
 )
 from standalone.machine import Machine
+from standalone.manifests import ManifestError
 from standalone.model_names import ModelNameError
 
 MOST_PULLS: Final = 4
 """Pulls at a time: more would only share the network."""
 _BODY_BYTES: Final = 64 << 10
+_NDJSON_FIELDS: Final = b"Content-Type: application/x-ndjson\r\n"
 _UPDATE_SECONDS: Final = 0.25
 """Interval between two lines of progress of a pull."""
 _HEARTBEAT_SECONDS: Final = 5.0
@@ -50,27 +55,30 @@ _HEARTBEAT_SECONDS: Final = 5.0
 
 
 @contextlib.contextmanager
-def serve_control(machine: Machine, folder: Path) -> Iterator[None]:
+def serve_control(machine: Machine, added: AddedModels, folder: Path) -> Iterator[None]:
     """Answer calls about `machine` on the unix socket `up.sock` in `folder` while the context lasts.
+
+    Models are added to the machine by `added`, also for clients of Ollama's API, whose calls the proxy passes on.
 
     Raises StartError if the socket cannot be made.
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(serve_calls(folder / UP_SOCKET, UpControl(machine, folder).answer))
+            stack.enter_context(serve_calls(folder / UP_SOCKET, UpControl(machine, added, folder).answer))
         except SocketError as error:
             raise StartError(str(error)) from error
+        machine.exposure.control_socket = str(folder / UP_SOCKET)
         yield
 
 
 class UpControl:
     """The calls about `machine`, whose state is in `folder`."""
 
-    def __init__(self, machine: Machine, folder: Path) -> None:
+    def __init__(self, machine: Machine, added: AddedModels, folder: Path) -> None:
         """Note the time at which the process has started."""
-        self._machine, self._folder = machine, folder
+        self._machine, self._added, self._folder = machine, added, folder
         self._started_at = rfc3339(datetime.now(UTC))
-        self._pulls = 0
+        self._pulls = self._lookups = 0
 
     async def answer(self, call: AwaitedExchange) -> None:
         """Carry out the call that method and path name. Raises ControlError."""
@@ -87,6 +95,12 @@ class UpControl:
                     machine.signals.abort.set()
                 machine.signals.stop.set()
                 respond(call, StopAccepted(os.getpid()))
+            case ("POST", "models"):
+                respond(call, await self._add(call))
+            case ("GET", "models", name, "progress"):
+                await self._send_progress(call, self._find_service(name))
+            case ("DELETE", "models", name):
+                respond(call, self._remove(name))
             case ("POST", "pull"):
                 await self._pull(call)
             case ("GET", "weights"):
@@ -129,6 +143,58 @@ class UpControl:
         machine.on_demand.unload(key)
         return LoadAnswer()
 
+    async def _add(self, call: AwaitedExchange) -> AddedModel:
+        """Serve one more model on demand. Raises ControlError."""
+        try:
+            request = msgspec.json.decode(await read_body(call, _BODY_BYTES), type=AddRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ControlError(HTTPStatus.BAD_REQUEST, f"no model: {error}") from error
+        if self._lookups >= MOST_PULLS:
+            problem = f"{MOST_PULLS} models are looked up already: try again in a few seconds"
+            raise ControlError(HTTPStatus.TOO_MANY_REQUESTS, problem)
+        self._lookups += 1
+        try:
+            choice, is_new = await self._added.add(request.model, is_client=request.is_client)
+        except (ModelNameError, SourceError, ManifestError) as error:
+            raise ControlError(HTTPStatus.BAD_REQUEST, str(error)) from error
+        except ArtifactError as error:
+            raise ControlError(HTTPStatus.BAD_GATEWAY, error.message) from error
+        except OSError as error:
+            raise ControlError(HTTPStatus.INTERNAL_SERVER_ERROR, f"it cannot be recorded: {error}") from error
+        finally:
+            self._lookups -= 1
+        return AddedModel(choice.name, is_new, choice.note)
+
+    def _remove(self, name: str) -> AddedModel:
+        """Serve an added model no more. Raises ControlError: it is served by a file, or by --model."""
+        key = self._find_service(name)
+        try:
+            if not self._added.remove(key.name):
+                problem = f"{name} was not added by a command: remove it from the file or the --model that it is of"
+                raise ControlError(HTTPStatus.CONFLICT, problem)
+        except OSError as error:
+            raise ControlError(HTTPStatus.INTERNAL_SERVER_ERROR, f"it cannot be recorded: {error}") from error
+        return AddedModel(name, is_new=False)
+
+    async def _send_progress(self, call: AwaitedExchange, key: ObjectKey) -> None:
+        """Send the progress of a model as lines of JSON, until its weights are there or it cannot be served."""
+        call.exchange.start(HTTPStatus.OK, _NDJSON_FIELDS)
+        last, sent_at = AddProgress(), time.monotonic()
+        while True:
+            seen_changes = self._machine.changes.count
+            progress, now = read_progress(self._machine, key), time.monotonic()
+            is_last = progress.is_stored or bool(progress.problem)
+            if progress != last or now - sent_at >= _HEARTBEAT_SECONDS:
+                last, sent_at = progress, now
+                call.exchange.write(msgspec.json.encode(progress) + b"\n")
+                await call.drain()
+            if is_last:
+                call.exchange.finish()
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_UPDATE_SECONDS):
+                    await self._machine.changes.wait_past(seen_changes)
+
     async def _pull(self, call: AwaitedExchange) -> None:
         """Fetch the source in the body, and send its progress as lines of JSON. Raises ControlError."""
         try:
@@ -148,7 +214,7 @@ class UpControl:
                 unsent.pop()
             unsent.append(PullUpdate(fetched_bytes, total_bytes))
 
-        call.exchange.start(HTTPStatus.OK, b"Content-Type: application/x-ndjson\r\n")
+        call.exchange.start(HTTPStatus.OK, _NDJSON_FIELDS)
         pulling = asyncio.create_task(self._machine.puller.pull(request.source, note))
         try:
             quiet_seconds = 0.0

@@ -141,8 +141,8 @@ async def test_run_starts_an_instance_in_the_background_and_uses_it_again(
         again = await pomona.run("run", name, "Hi")
         assert (again.code, again.output) == (0, "one speaks.\n"), again
         assert "starting" not in again.errors
-    other = await pomona.run("run", "hf://acme/other/other.gguf", "Hi")
-    assert (other.code, "serves one, and not hf://acme/other/other.gguf: add it" in other.errors) == (1, True), other
+    other = await pomona.run("run", "nothing-like-it", "Hi")
+    assert (other.code, "no model and no file has this name" in other.errors) == (1, True), other
     assert await pomona.succeed("down") == "everything is stopped\n"
     assert find_engines(pomona.state) == {}
     assert (pomona.state / "up-output.log").stat().st_mode & 0o777 == 0o600

@@ -31,11 +31,11 @@ def service(name: str, model: str, **spec: Any) -> Obj:
     return make_manifest(INFERENCE_SERVICES, name=name, modelRef=model, **defaults | spec)
 
 
-def edit(path: str, old: str, new: str) -> None:
-    """Replace a text in a file, once."""
+def edit(path: str, old: str, new: str, *, every: bool = False) -> None:
+    """Replace a text in a file: the first one, or every one."""
     content = Path(path).read_text()
     assert old in content
-    Path(path).write_text(content.replace(old, new, 1))
+    Path(path).write_text(content.replace(old, new, -1 if every else 1))
 
 
 async def ask(url: str, model: str, **body: object) -> tuple[int, str]:

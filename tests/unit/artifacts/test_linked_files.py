@@ -11,7 +11,7 @@ from artifacts.source import parse
 from artifacts.weights_store import WeightsStore
 from standalone.machine import StandaloneOptions
 from standalone.manifests import Manifests
-from standalone.single import add_models
+from standalone.single import choose_models
 from tests.support.hub_cache import move_to_cache
 from tests.support.tiny_models import tiny_gguf, tiny_split
 
@@ -80,7 +80,6 @@ async def test_path_of_a_link_is_served_under_the_name_of_the_link(
         ("../../snapshots/../blobs/../" + "/".join(snapshot.parts[-2:]) + f"/{FIRST}", FIRST[:-5], FIRST),
         (f"{tmp_path}/current/whole-Q8.gguf", "whole-q8", "whole-Q8.gguf"),
     ):
-        manifests = Manifests()
-        await add_models(manifests, [path], options, 1 << 30)
+        manifests, _ = await choose_models([path], Manifests(), options, 1 << 30)
         (model,) = manifests.models.values()
         assert (model.metadata.name, model.spec.source) == (name, f"file://{snapshot}/{file}")

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from cli.cluster_options import ClusterOptions
 from cli.machine import instance as running
 from cli.machine.instance import Instance, choose_instance, find_instance, require_instance
-from cli.machine.run import find_served
 from cli.main import main
 from gateway.http import owned_control_client
 from standalone.control.up_client import UpClient
@@ -91,15 +90,6 @@ def test_process_that_answers_something_else_is_named(tmp_path: Path) -> None:
         pytest.raises(click.ClickException, match="is of another version"),
     ):
         find_instance(tmp_path)
-
-
-def test_model_is_found_by_the_name_or_the_source_of_a_service(tmp_path: Path) -> None:
-    path = tmp_path / "two.gguf"
-    path.touch()
-    found = instance(found=status(service("one"), service("two", source=path.as_uri())))
-    assert [find_served(found, model) for model in ("one", str(path), path.as_uri())] == ["one", "two", "two"]
-    with pytest.raises(click.ClickException, match=r"serves one, two, and not hf://a/b: .* `pomona run hf://a/b`"):
-        find_served(found, "hf://a/b")
 
 
 def test_missing_service_is_reported_with_what_was_meant() -> None:

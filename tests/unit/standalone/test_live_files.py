@@ -14,7 +14,7 @@ from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey
-from standalone.live_files import LiveFiles, describe_change, merge_manifests
+from standalone.live_files import LiveFiles, check_names, describe_change, merge_manifests
 from standalone.manifests import ManifestError, Manifests, accept_manifest, load_manifests
 from tests.support.eventually import eventually
 from tests.support.on_demand_up import write_models
@@ -57,16 +57,23 @@ def test_service_is_edited_with_its_model() -> None:
 
 
 def test_name_of_a_source_is_refused_in_a_file() -> None:
-    assert list(merge_manifests(manifests(a=512), manifests(b=512)).services) == list(manifests(a=512, b=512).services)
+    check_names(manifests(a=512), manifests(b=512))
     with pytest.raises(ManifestError, match="InferenceService a: the name is taken by a source of --model"):
-        merge_manifests(manifests(a=512), manifests(a=512))
+        check_names(manifests(a=512), manifests(a=512))
+
+
+def test_names_of_the_files_and_of_models_win_over_those_that_were_added() -> None:
+    merged = merge_manifests(manifests(a=512), manifests(b=512), manifests(a=128, b=128, c=128))
+    lengths = {key.name: service.spec.context_length for key, service in merged.services.items()}
+    assert lengths == {"a": 512, "b": 512, "c": 128}
 
 
 @contextlib.asynccontextmanager
 async def watched(path: Path) -> AsyncIterator[list[str]]:
     """Yield a list that gets the reported lines, while the files of a path are watched."""
     reported: list[str] = []
-    files = LiveFiles([path], Manifests(), load_manifests([path]), replace=lambda _: None, report=reported.append)
+    found, none = load_manifests([path]), Manifests()
+    files = LiveFiles([path], found, none, none, served=found, replace=lambda _: None, report=reported.append)
     running = asyncio.create_task(files.run())
     yield reported
     assert not running.done(), running.exception()

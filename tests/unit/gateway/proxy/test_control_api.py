@@ -137,6 +137,7 @@ CONFIG_JSON = {
                 "headCount": 8,
                 "headCountKv": 9,
                 "capabilities": ["completion"],
+                "idleLimitSeconds": None,
             },
         }
     ],
@@ -146,6 +147,7 @@ CONFIG_JSON = {
         "keys": [{"name": "phone", "sha256": "0" * 64}],
         "allowedHosts": ["host.docker.internal"],
         "allowedOrigins": ["https://chat.example"],
+        "controlSocket": "",
     },
     "tls": {"certificate": "/c.pem", "key": "/k.pem"},
 }
