@@ -137,7 +137,7 @@ async def test_commands_that_serve_on_a_mac_work_word_for_word(
     weights.parent.mkdir(parents=True)
     tiny_gguf.write(weights)
     section = (CHECKOUT / "docs" / "mac.md").read_text().partition("## 2. Serve")[2].partition("\n## ")[0]
-    serve, call, *_ = list_blocks(section)
+    serve, call = list_blocks(section)
     program, verb, *options = shlex.split(serve)
     assert (program, verb) == ("pomona", "up")
     async with FileServer(tmp_path / "hub") as hub:

@@ -16,7 +16,7 @@ from tests.controlplane.process import CHECKOUT
 from tests.support.api_objects import GIB
 from tests.support.documents import list_blocks
 
-SECTION = (CHECKOUT / "docs" / "mac.md").read_text().partition("### What `pomona up` shows\n")[2].partition("\n##")[0]
+SECTION = (CHECKOUT / "docs" / "up.md").read_text().partition("## What `pomona up` shows\n")[2].partition("\n## ")[0]
 MEASURED = {
     *("memoryBytes", "idleLimitSeconds", "unloadSeconds", "tokensPerSecond"),
     *("requests", "failedRequests", "running", "waiting"),
