@@ -53,8 +53,8 @@ def configure(*, verbose: bool = False, errors_only: bool = False, stream: TextI
     root.handlers[:] = [handler]
     root.setLevel(level)
 
-    # These libraries log each request at INFO; an operator needs their warnings only.
-    for library in ("aiohttp", "asyncio", "kopf", "urllib3"):
+    # These libraries log each request or event at INFO; an operator needs their warnings only.
+    for library in ("aiohttp", "asyncio", "httpx", "kopf", "urllib3", "watchfiles"):
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
 
 

@@ -121,6 +121,11 @@ class UpCommand(click.Command):
 @state_folder_option
 @allow_private_sources
 @click.option("--memory-budget", type=SIZE, help="Maximum memory for all models together, such as 12GiB.")
+@click.option(
+    "--start-daemons",
+    is_flag=True,
+    help="Start Ollama or oMLX for services that need it, if it is installed and does not run. It ends with this one.",
+)
 @click.option("--background", is_flag=True, help="Go on without this terminal, once the endpoint is open.")
 @click.option("--ask", "question", help="Send this question to the first service, print the answer, and stop.")
 @click.option(
@@ -141,6 +146,7 @@ def command(
     memory_budget: int | None,
     question: str | None,
     log_format: LogFormat,
+    start_daemons: bool,
     background: bool,
 ) -> None:
     """Serve the Models and InferenceServices of FILES on this machine, without a cluster.
@@ -178,9 +184,8 @@ def command(
             with _report_unusable_files(folder):
                 log.to_file(folder / "up.log")
             endpoint, token = outcome.read_endpoint(), outcome.read_hub_token()
-            options = StandaloneOptions(folder, port, endpoint, token, allowed_networks, access)
-            demand = _Demand(files, sources, question, memory_budget, log_format)
-            served = asyncio.run(_serve(loaded, demand, options))
+            options = StandaloneOptions(folder, port, endpoint, token, allowed_networks, access, start_daemons)
+            served = asyncio.run(_serve(loaded, _Demand(files, sources, question, memory_budget, log_format), options))
     except ManifestError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)

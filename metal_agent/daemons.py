@@ -9,7 +9,7 @@ more.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -99,6 +99,7 @@ class DaemonModel(EngineHandle):
     async def _load(self) -> None:
         """Load the model, and report the exit if that fails."""
         try:
+            await self._shared.start_if_down()
             await self._shared.daemon.load(self.model)
         except DaemonError as error:
             self.report_exit(EngineExit(reason=error.reason, message=str(error)))
@@ -117,6 +118,12 @@ class SharedDaemon:
         self.daemon = daemon
         self.problem = f"{daemon.runtime} was not checked yet"
         """The reason why it cannot be used now; empty if it can."""
+        self.is_down = False
+        """Nothing listened at its port at the last check."""
+        self.start_program: Callable[[], Awaitable[None]] | None = None
+        """Starts its program, and returns once it listens, or cannot; None: its owner does that."""
+        self.start_hint = ""
+        """The end of the message that it does not run."""
         self._owner, self._on_change = owner, on_change  # the owner is this agent: a mark in the names of its models
         self._handles: list[DaemonModel] = []
         """Our models in it, one handle for each process: two processes may share one loaded model."""
@@ -241,6 +248,19 @@ class SharedDaemon:
         finally:
             await self.daemon.close()
 
+    async def ensure_running(self) -> None:
+        """Check the daemon, and have it started if nothing listens."""
+        await self.check_models()
+        if await self.start_if_down():
+            await self.check_models()
+
+    async def start_if_down(self) -> bool:
+        """Start the daemon, if nothing listened at the last check and that is wanted; return whether it was tried."""
+        if not self.is_down or self.start_program is None:
+            return False
+        await self.start_program()
+        return True
+
     async def check_models(self) -> None:
         """Find out which models are loaded and whether the daemon is usable; report the exit of models that are gone.
 
@@ -272,12 +292,13 @@ class SharedDaemon:
         try:
             self._loaded_models = await self.daemon.list_loaded()
         except DaemonError as error:
-            self._is_unsure = error.reason != NOT_RUNNING  # a daemon that runs may still have its models
+            self.is_down = error.reason == NOT_RUNNING
+            self._is_unsure = not self.is_down  # a daemon that runs may still have its models
             if self._is_excused(error, asked_at):
                 return  # too few silent checks in a row
             self.problem = str(error)
-            if error.reason == NOT_RUNNING:
-                self._loaded_models = []
+            if self.is_down:
+                self.problem, self._loaded_models = self.problem + self.start_hint, []
             if error.reason in {NOT_RUNNING, UNAUTHORIZED, SILENT}:
                 # Even a model that is still loaded cannot be served now.
                 for handle in watched:
@@ -286,7 +307,7 @@ class SharedDaemon:
             log.exception("daemon_check_crashed", daemon=self.daemon.runtime)
             self._is_unsure = True
         else:
-            self.problem, self._is_unsure, self._silent_checks = "", False, 0
+            self.problem, self.is_down, self._is_unsure, self._silent_checks = "", False, False, 0
             loaded_contents = self._identify_contents(self._loaded_models)
             for handle in watched:
                 if self.daemon.identify_content(handle.model) not in loaded_contents:

@@ -1,9 +1,10 @@
 """The protocol of a shared daemon: a server that its owner runs, and that serves many models at once.
 
 The agent never starts and never ends a daemon. The daemon is the owner's program, with the owner's settings, models and
-memory limit; a second daemon would load everything twice. So the daemon is used if it runs; otherwise the
-message says how to start it. The names of our models in a daemon begin with the agent's mark, which separates them from
-the owner's models, which are only counted. By the mark, an agent that died before it recorded a model finds it again.
+memory limit; a second daemon would load everything twice. So the daemon is used if it runs; otherwise the message says
+how to start it. Only `pomona up --start-daemons` starts one, where none runs. The names of our models in a daemon begin
+with the agent's mark, which separates them from the owner's models, which are only counted. By the mark, an agent that
+died before it recorded a model finds it again.
 """
 
 import hashlib
@@ -49,6 +50,8 @@ class Daemon(Protocol):
     url: str
     """URL of its OpenAI API, on loopback."""
 
+    serve_command: tuple[str, ...]
+    """The command that runs it, its program first."""
     copies: bool
     """True if the daemon copies the weights into its own store, so that our copy may be deleted."""
 

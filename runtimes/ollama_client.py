@@ -94,6 +94,7 @@ class Ollama:
     """The Ollama of this machine: a `Daemon`."""
 
     runtime: RuntimeName = "ollama"
+    serve_command: tuple[str, ...] = ("ollama", "serve")
     copies = True
     api_key: str | None = None
 

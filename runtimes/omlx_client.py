@@ -78,6 +78,7 @@ class Omlx:
     """The oMLX of this machine: a `Daemon`."""
 
     runtime: RuntimeName = "omlx"
+    serve_command: tuple[str, ...] = ("omlx", "serve")
     copies = False
 
     def __init__(self, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> None:

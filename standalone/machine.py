@@ -35,6 +35,7 @@ from standalone import desired
 from standalone.absent_engines import find_absent
 from standalone.ask import AskError
 from standalone.client_access import ClientAccess
+from standalone.daemon_starter import DaemonStarter
 from standalone.desired import Decision
 from standalone.exposure import StandaloneExposure
 from standalone.inspections import ModelInspector
@@ -74,6 +75,8 @@ class StandaloneOptions:
     """Private networks that sources may lead to."""
     access: ClientAccess = field(default_factory=ClientAccess)
     """The clients that the endpoint serves."""
+    start_daemons: bool = False
+    """Start the daemons that services need, if they are installed and do not run."""
 
     @property
     def source_access(self) -> SourceAccess:
@@ -148,19 +151,19 @@ class Machine:
             foreign=find_foreign_stores(),
             proxy=self._proxy,
         )
-        self.on_demand = OnDemandLoader(self, self._host.context, self._proxy)
+        self._daemons = DaemonStarter(options.folder, self._host.daemons, may_start=options.start_daemons)
+        context = self._host.context
+        self.on_demand = OnDemandLoader(self, context, self._proxy)
         self.exposure.find_absent = functools.partial(find_absent, self)
         self.exposure.find_facts = functools.partial(find_facts, self)
-        self.prefetch = WeightsPrefetch(self._host.context, self._list_sleeping, self.changes)
-        store = self._host.context.weights.store
-        inspector = ModelInspector(options.folder / "inspections", store, options.source_access)
+        self.prefetch = WeightsPrefetch(context, self._list_sleeping, self.changes)
+        inspector = ModelInspector(options.folder / "inspections", context.weights.store, options.source_access)
         self._services = ServiceDecisions(
             manifests, inspector, options.endpoint, budget_bytes=lambda: ledger.budget_bytes, changed=self.run_wanted
         )
-        self.lookup = ModelLookup(options.folder / "names", options.source_access, inspector, store.foreign)
-        self.puller = WeightsPuller(
-            self._host.context.weights, inspector, options.source_access, self.lookup, ledger.budget_bytes
-        )
+        foreign = context.weights.store.foreign
+        self.lookup = ModelLookup(options.folder / "names", options.source_access, inspector, foreign)
+        self.puller = WeightsPuller(context.weights, inspector, options.source_access, self.lookup, ledger.budget_bytes)
 
     @property
     def manifests(self) -> Manifests:
@@ -253,7 +256,8 @@ class Machine:
             StartError: the records of engines cannot be read, or the port is in use.
         """
         try:
-            await self._host.recover(group)  # step 1
+            self._daemons.adopt()  # step 1
+            await self._host.recover(group)
         except OSError as error:
             raise self._unreadable_error(error) from error
         if not self._proxy.pids():
@@ -275,6 +279,8 @@ class Machine:
             await self._drain_and_stop()
             await _cancel_all(serving)  # only now, as a drain needs the proxy
             await self._proxy.end()
+            await self._daemons.end()
+        self._daemons.release()
         raise _ServingEnded
 
     async def _refuse_cluster_engines(self) -> None:

@@ -55,6 +55,11 @@ class EngineHandle(ABC):
         """Bearer token that the engine itself requires. Never logged, never in a status."""
         return self.key.token if self.key else None
 
+    @property
+    def has_ended(self) -> bool:
+        """True once the engine has ended, or is not watched any more."""
+        return self._exit.done()
+
     async def wait(self) -> EngineExit:
         """Wait until the engine has ended, for any reason; return its exit."""
         return await asyncio.shield(self._exit)

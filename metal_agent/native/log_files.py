@@ -20,6 +20,8 @@ AGENT_LOG: Final = "agent.log"
 """The name of the log of an agent that a service manager runs."""
 START_LOG: Final = "agent-start.log"
 """The name of the file with the output of such an agent before it logs, and of the reason of a crash."""
+DAEMON_LOGS: Final = {"ollama": "ollama.log", "omlx": "omlx.log"}
+"""The names of the logs of daemons that `pomona up` has started, by runtime."""
 LOOK_SECONDS: Final = 10.0
 """Interval between two checks of the sizes; a log may exceed its limit by the lines written meanwhile."""
 MAX_BYTES: Final = 16 << 20

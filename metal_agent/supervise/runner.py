@@ -307,7 +307,7 @@ class Runner:
         Return the outcome as an event; on Admitted its memory is reserved.
         """
         if self._daemon:
-            await self._daemon.check_models()
+            await self._daemon.ensure_running()
             if self._daemon.problem and self._daemon.daemon.installed():
                 return events.Failed("DaemonNotUsable", self._daemon.problem)
         host = self._host

@@ -245,7 +245,7 @@ class Supervisor:
     async def _trim_logs(self) -> None:
         """Truncate long logs of engines, proxy and agent, and delete old logs of engines that are gone."""
         folder = self._host.folder / "logs"
-        own = (log_files.PROXY_LOG, log_files.AGENT_LOG, log_files.START_LOG)
+        own = (log_files.PROXY_LOG, log_files.AGENT_LOG, log_files.START_LOG, *log_files.DAEMON_LOGS.values())
         written = [*(folder / name for name in own), *(runner.log_path for runner in self.runners.values())]
         await asyncio.to_thread(log_files.trim_logs, folder, written)
         log_files.trim_own_log(_STANDARD_ERROR)
