@@ -62,7 +62,7 @@ def read_progress(machine: Machine, key: ObjectKey) -> AddProgress:
         return AddProgress(problem=problem)
 
     # 2. Its weights are there, if they are held for its next load, or an engine has them; else they are fetched.
-    (assignment,) = decision.assignments
+    assignment = decision.assignments[0]  # all replicas have the same
     uid, runner = assignment.uid, machine.runners.get(assignment.uid)
     model = machine.models.get(ObjectKey(key.namespace, assignment.spec.model_name))
     digest = describe_served_model(assignment.spec, model).digest

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -43,6 +43,8 @@ from standalone.control.up_status import (
 from standalone.machine import Machine
 from standalone.manifests import ManifestError
 from standalone.model_names import ModelNameError
+
+T = TypeVar("T")
 
 MOST_PULLS: Final = 4
 """Pulls at a time: more would only share the network."""
@@ -145,10 +147,7 @@ class UpControl:
 
     async def _add(self, call: AwaitedExchange) -> AddedModel:
         """Serve one more model on demand. Raises ControlError."""
-        try:
-            request = msgspec.json.decode(await read_body(call, _BODY_BYTES), type=AddRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ControlError(HTTPStatus.BAD_REQUEST, f"no model: {error}") from error
+        request = await _read_request(call, AddRequest)
         if self._lookups >= MOST_PULLS:
             problem = f"{MOST_PULLS} models are looked up already: try again in a few seconds"
             raise ControlError(HTTPStatus.TOO_MANY_REQUESTS, problem)
@@ -197,10 +196,7 @@ class UpControl:
 
     async def _pull(self, call: AwaitedExchange) -> None:
         """Fetch the source in the body, and send its progress as lines of JSON. Raises ControlError."""
-        try:
-            request = msgspec.json.decode(await read_body(call, _BODY_BYTES), type=PullRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ControlError(HTTPStatus.BAD_REQUEST, f"no pull: {error}") from error
+        request = await _read_request(call, PullRequest)
         if self._pulls >= MOST_PULLS:
             problem = f"{MOST_PULLS} pulls run already: wait until one has ended"
             raise ControlError(HTTPStatus.TOO_MANY_REQUESTS, problem)
@@ -259,6 +255,14 @@ class UpControl:
         except (OSError, ArtifactError) as error:
             raise ControlError(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot delete {digest[:12]}: {error}") from error
         return facts
+
+
+async def _read_request(call: AwaitedExchange, kind: type[T]) -> T:
+    """Return the body of a call. Raises ControlError: it is too long, or something else."""
+    try:
+        return msgspec.json.decode(await read_body(call, _BODY_BYTES), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ControlError(HTTPStatus.BAD_REQUEST, f"no {kind.__name__}: {error}") from error
 
 
 def _describe_end(pulling: asyncio.Task[str]) -> PullUpdate:
