@@ -173,7 +173,7 @@ def _read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
     documents: list[Document] = []
     problems: list[str] = []
     # One broken file keeps no other from being read: the user sees all problems at once.
-    for path in _list_files(paths):
+    for path in _list_files(paths, problems):
         try:
             documents += _parse_documents(path)
         except OSError as error:
@@ -192,13 +192,18 @@ def _read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
     return documents, problems
 
 
-def _list_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield each path that is a file, and of each folder its YAML and JSON files, in the order of their names."""
+def _list_files(paths: Iterable[Path], problems: list[str]) -> Iterator[Path]:
+    """Yield each path that is a file, and of each folder its YAML and JSON files, in the order of their names.
+
+    Pipes and devices in a folder are left out: to read one may never end. Folders that cannot be read are problems.
+    """
     for path in paths:
-        if path.is_dir():
-            yield from sorted(entry for entry in path.iterdir() if entry.suffix in _SUFFIXES)
-        else:
-            yield path
+        try:
+            is_folder = path.is_dir()
+            found = [entry for entry in path.iterdir() if entry.suffix in _SUFFIXES] if is_folder else [path]
+            yield from sorted(entry for entry in found if not is_folder or entry.is_file() or not entry.exists())
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
 
 
 def _parse_documents(path: Path) -> list[Document]:

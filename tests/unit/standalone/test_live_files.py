@@ -119,3 +119,20 @@ async def test_files_are_followed_when_the_system_watches_no_more(tmp_path: Path
     async with watched(path) as reported:
         write_models(tmp_path, "one", "two")
         await eventually(lambda: reported == ["files changed: added two"])
+
+
+async def test_pipe_in_a_folder_holds_nothing_up(tmp_path: Path) -> None:
+    write_models(tmp_path, "one")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    async with watched(tmp_path) as reported:
+        write_models(tmp_path, "one", "two")
+        await eventually(lambda: reported == ["files changed: added two"])
+
+
+def test_folder_that_cannot_be_listed_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> list[Path]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ManifestError, match=f"{tmp_path}: Permission denied"):
+        load_manifests([tmp_path])
