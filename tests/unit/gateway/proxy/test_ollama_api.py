@@ -268,7 +268,7 @@ async def test_a_model_is_loaded_and_unloaded_by_a_request_without_input(keep_al
         assert (await router.ask("POST", "/api/generate", {"model": "no", "keep_alive": keep_alive}))[0] == 404
 
 
-async def test_a_pull_of_what_is_served_succeeds_and_another_names_the_command() -> None:
+async def test_a_pull_of_what_is_served_succeeds_and_another_needs_pomona_up() -> None:
     async with serve_router(ServiceListener("ns/tiny", "127.0.0.1", 0, TOKEN, facts=FACTS)) as router:
         status, lines = await router.ask("POST", "/api/pull", {"model": "tiny:latest"})
         assert (status, lines[0], lines[-1]) == (200, {"status": "pulling manifest"}, {"status": "success"})
@@ -281,8 +281,8 @@ async def test_a_pull_of_what_is_served_succeeds_and_another_names_the_command()
         assert await router.ask("POST", "/api/pull", {"model": "tiny", "stream": False}) == (200, {"status": "success"})
         status, lines = await router.ask("POST", "/api/pull", {"name": "other"})
         assert (status, lines[0]) == (200, {"status": "pulling manifest"})
-        assert "`pomona pull`" in lines[1]["error"]
-        assert (await router.ask("POST", "/api/pull", {"name": "other", "stream": False}))[0] == 404
+        assert "while `pomona up` does not run: start it again" in lines[1]["error"]
+        assert (await router.ask("POST", "/api/pull", {"name": "other", "stream": False}))[0] == 503
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ async def test_a_pull_of_what_is_served_succeeds_and_another_names_the_command()
         ("POST", "/api/copy", 501),
         ("HEAD", "/api/blobs/sha256:0", 501),
         ("POST", "/api/blobs/sha256:0", 501),
-        ("DELETE", "/api/delete", 501),
+        ("DELETE", "/api/delete", 503),
         ("GET", "/api/chat", 405),
         ("POST", "/api/tags", 405),
         ("GET", "/api/delete", 405),
