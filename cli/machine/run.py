@@ -40,15 +40,8 @@ def command(model: str, prompt: str | None, *, state_dir: Path | None, port: int
 
     try:
         instance = find_instance(state_dir) or _start(locate_state_folder(state_dir), port)
-        if instance.status.find_service(model) is None:
-            added = instance.call(lambda client: client.add(_locate(model)))
-            if added.note:
-                print_note(added.note)
-            model = added.name
-        service = watch_service(instance, model, lambda service: service.can_serve)
-        if service.problem:
-            raise click.ClickException(f"{model}: {service.problem}")
-        chat_here(dataclasses.replace(instance, status=instance.read_status()), model, prompt)
+        name = _prepare(instance, model)
+        chat_here(dataclasses.replace(instance, status=instance.read_status()), name, prompt)
     except AskError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
@@ -60,6 +53,25 @@ def _start(folder: Path, port: int | None) -> Instance:
     """Start an instance. Raises click.ClickException and click.exceptions.Exit."""
     print_note(f"no `pomona up` runs in {folder}: starting one in the background, `pomona down` ends it")
     return start_in_background([f"--state-dir={folder}", *([] if port is None else [f"--port={port}"])], folder)
+
+
+def _prepare(instance: Instance, model: str) -> str:
+    """Add a model unless it is served, and wait until requests for it are taken; return the name of its service.
+
+    Raises click.ClickException: it cannot be served, and is not added.
+    """
+    name, is_new = model, False
+    if instance.status.find_service(model) is None:
+        added = instance.call(lambda client: client.add(_locate(model)))
+        name, is_new = added.name, added.is_new
+        if added.note:
+            print_note(added.note)
+    service = watch_service(instance, name, lambda service: service.can_serve)
+    if service.problem:
+        if is_new:
+            instance.call(lambda client: client.remove(name))
+        raise click.ClickException(f"{name}: {service.problem}")
+    return name
 
 
 def _locate(model: str) -> str:

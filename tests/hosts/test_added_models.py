@@ -112,6 +112,15 @@ async def test_added_models_are_there_again_after_a_kill(
     assert await list_names(url) == []
 
 
+async def test_model_that_cannot_be_served_is_not_added(start: Start, tmp_path: Path, pomona: MachineCommands) -> None:
+    url = await start(write_models(tmp_path, "one")).url()
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(64))
+    ended = await pomona.run("run", str(tmp_path / "broken.gguf"), "Hi")
+    assert (ended.code, "broken: Model broken: file:///" in ended.errors) == (1, True), ended
+    assert await list_names(url) == ["one"]
+    assert "broken" not in await pomona.succeed("list")
+
+
 @pytest.mark.usefixtures("hub")
 async def test_file_that_takes_the_name_of_an_added_model_wins(start: Start, tmp_path: Path) -> None:
     models = write_models(tmp_path, "one")
