@@ -62,7 +62,7 @@ class AddProgress(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     digest: str = ""
     """SHA-256 of the weights; empty: it is not known yet."""
     is_stored: bool = False
-    """Its weights are there."""
+    """Its weights are there, and its requests are taken."""
     problem: str = ""
     """The reason why it cannot be served, with the way out."""
 

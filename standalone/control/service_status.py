@@ -67,7 +67,8 @@ def read_progress(machine: Machine, key: ObjectKey) -> AddProgress:
     model = machine.models.get(ObjectKey(key.namespace, assignment.spec.model_name))
     digest = describe_served_model(assignment.spec, model).digest
     if machine.prefetch.has(assignment) or (runner and runner.state.phase in {"Starting", "Ready"}):
-        return AddProgress(digest=digest, is_stored=True, problem=problem)
+        is_listed = key in machine.exposure.forwarded_services  # a client asks for it at once
+        return AddProgress(digest=digest, is_stored=is_listed, problem=problem)
     meter = machine.prefetch.transfers.get(uid)
     transfer = meter.read(time.monotonic()) if meter else TransferProgress(0)
     problem = problem or machine.prefetch.problems.get(uid, "")

@@ -50,6 +50,7 @@ MOST_PULLS: Final = 4
 """Pulls at a time: more would only share the network."""
 _BODY_BYTES: Final = 64 << 10
 _NDJSON_FIELDS: Final = b"Content-Type: application/x-ndjson\r\n"
+_UNLISTED_SECONDS: Final = 2.0
 _UPDATE_SECONDS: Final = 0.25
 """Interval between two lines of progress of a pull."""
 _HEARTBEAT_SECONDS: Final = 5.0
@@ -102,7 +103,7 @@ class UpControl:
             case ("GET", "models", name, "progress"):
                 await self._send_progress(call, self._find_service(name))
             case ("DELETE", "models", name):
-                respond(call, self._remove(name))
+                respond(call, await self._remove(name))
             case ("POST", "pull"):
                 await self._pull(call)
             case ("GET", "weights"):
@@ -164,15 +165,23 @@ class UpControl:
             self._lookups -= 1
         return AddedModel(choice.name, is_new, choice.note)
 
-    def _remove(self, name: str) -> AddedModel:
-        """Serve an added model no more. Raises ControlError: it is served by a file, or by --model."""
-        key = self._find_service(name)
+    async def _remove(self, name: str) -> AddedModel:
+        """Serve an added model no more, and return once no list has it.
+
+        Raises ControlError: it is served by a file, or by --model.
+        """
+        machine, key = self._machine, self._find_service(name)
         try:
             if not self._added.remove(key.name):
                 problem = f"{name} was not added by a command: remove it from the file or the --model that it is of"
                 raise ControlError(HTTPStatus.CONFLICT, problem)
         except OSError as error:
             raise ControlError(HTTPStatus.INTERNAL_SERVER_ERROR, f"it cannot be recorded: {error}") from error
+        seen_changes = machine.changes.count
+        with contextlib.suppress(TimeoutError):  # without the proxy, nobody lists it
+            async with asyncio.timeout(_UNLISTED_SECONDS):
+                while key in machine.exposure.forwarded_services:
+                    seen_changes = await machine.changes.wait_past(seen_changes)
         return AddedModel(name, is_new=False)
 
     async def _send_progress(self, call: AwaitedExchange, key: ObjectKey) -> None:

@@ -104,6 +104,7 @@ async def test_added_models_are_there_again_after_a_kill(
     first = await pomona.run("run", f"{REPO}:Q4_K_M", "Hi")
     assert (first.code, first.output) == (0, "the hub speaks.\n"), first
     await up.process.kill()
+    up.process.log.write_text("")
     up.process.start()
     await up.says(f"{NAME}: Ready")
     assert await ask(url, NAME) == (200, "the hub speaks.")
