@@ -12,8 +12,10 @@ __all__ = ["tenant"]
 
 LABELS = {f"example.com/label-{number}": "x" for number in range(256)}
 FINALIZERS = [f"example.com/finalizer-{number}" for number in range(32)]
+# Of a kind that the garbage collector does not know: it deletes an object whose owners it looks for and does not find.
 OWNERS = [
-    {"apiVersion": "v1", "kind": "ConfigMap", "name": f"owner-{number}", "uid": f"uid-{number}"} for number in range(32)
+    {"apiVersion": "example.com/v1", "kind": "Owner", "name": f"owner-{number}", "uid": f"uid-{number}"}
+    for number in range(32)
 ]
 FIELDS: dict[str, tuple[object, object]] = {
     "labels": (LABELS, LABELS | {"one": "more"}),
