@@ -18,8 +18,9 @@ from standalone.manifests import ManifestError, Manifests, load_manifests
 
 _DEBOUNCE_MILLISECONDS: Final = 100
 """A program that writes several files, or one in several steps, has ended within it."""
-_STEP_MILLISECONDS: Final = 20
-_LOOK_SECONDS: Final = 2.0
+_STEP_MILLISECONDS: Final = 100
+"""Pause between two looks of the watch at what the system has told it; shorter ones cost most of an idle process."""
+_LOOK_SECONDS: Final = 5.0
 """Pause between two looks whether a folder was replaced, which is no event, or can be watched again."""
 
 log = structlog.get_logger()
