@@ -52,6 +52,8 @@ class Daemon(Protocol):
 
     serve_command: tuple[str, ...]
     """The command that runs it, its program first."""
+    serve_address: dict[str, str]
+    """The variables by which that listens at `url`, and at no other address, whatever the owner has set."""
     copies: bool
     """True if the daemon copies the weights into its own store, so that our copy may be deleted."""
 

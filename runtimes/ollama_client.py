@@ -112,6 +112,7 @@ class Ollama:
         """True once the content of our models that were added before this process started is known."""
         # Always on loopback: an Ollama on another machine does not use the memory of this machine.
         self.url = f"http://{LOOPBACK}:{_read_port(environment.get('OLLAMA_HOST', ''))}"
+        self.serve_address = {"OLLAMA_HOST": self.url.removeprefix("http://")}
         # Opened by the first call that needs one, and closed by `close`.
         self._session: aiohttp.ClientSession | None = None
         self._client: ollama.AsyncClient | None = None

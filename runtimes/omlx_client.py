@@ -88,6 +88,7 @@ class Omlx:
         port_text = environment.get("OMLX_PORT", "")
         port = int(port_text) if port_text.isdecimal() else (self._read_settings().server.port or DEFAULT_PORT)
         self.url = f"http://{LOOPBACK}:{port}"
+        self.serve_address = {"OMLX_HOST": LOOPBACK, "OMLX_PORT": str(port)}
         self._session: aiohttp.ClientSession | None = None
         # Cookie of a login as administrator; empty: not logged in.
         self._admin_session = ""

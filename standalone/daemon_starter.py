@@ -16,12 +16,13 @@ import structlog
 
 from artifacts import durable
 from devices.tools import find_program
-from metal_agent.daemons import Daemons
+from metal_agent.daemons import Daemons, SharedDaemon
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.native.engine_handle import ProcessIdentity
 from metal_agent.native.log_files import DAEMON_LOGS
-from metal_agent.native.process import NativeProcess, adopt_process, spawn_process
+from metal_agent.native.process import NativeProcess, adopt_process, read_last_log_lines, spawn_process
 from runtimes.daemon import Daemon
+from runtimes.engine_errors import find_cause
 from runtimes.environment import select_environment
 
 _SETTINGS: Final = ("OLLAMA_", "OMLX_")
@@ -46,7 +47,7 @@ class DaemonStarter:
             shared = daemons.get(runtime)
             program = find_program(shared.daemon.serve_command[0]) if shared else None
             if shared and program and may_start:
-                shared.start_program = functools.partial(self._start, shared.daemon, program)
+                shared.start_program = functools.partial(self._start, shared, program)
             elif shared and program:
                 shared.start_hint = _HINT
 
@@ -70,8 +71,10 @@ class DaemonStarter:
         for process in self._processes.values():
             process.release()
 
-    async def _start(self, daemon: Daemon, program: str) -> None:
-        """Start a daemon, and wait until it listens, or has ended."""
+    async def _start(self, shared: SharedDaemon, program: str) -> None:
+        """Start a daemon, and wait until it listens, or has ended; `start_hint` then says why."""
+        daemon = shared.daemon
+        shared.start_hint = ""
         async with self._lock:
             process = self._processes.get(daemon.runtime)
             if process is None or process.has_ended:
@@ -79,10 +82,16 @@ class DaemonStarter:
                     process = self._spawn(daemon, program)
                 except OSError as error:
                     log.warning("daemon_not_started", daemon=daemon.runtime, error=str(error))
+                    shared.start_hint = f"; it cannot be started here: {error}"
                     return
             latest = time.monotonic() + _START_SECONDS
             while not process.has_ended and time.monotonic() < latest and not await asyncio.to_thread(process.url):  # noqa: ASYNC110 - no event tells it
                 await asyncio.sleep(_LOOK_SECONDS)
+            if process.has_ended:
+                path = self._find_log(daemon)
+                cause = find_cause(read_last_log_lines(path))
+                log.warning("daemon_ended", daemon=daemon.runtime, pid=process.pid, cause=cause)
+                shared.start_hint = f"; it was started here and has ended: {cause}; its log is {path}"
 
     def _spawn(self, daemon: Daemon, program: str) -> NativeProcess:
         """Start the program of a daemon, and record its process. Raises OSError."""
@@ -90,14 +99,18 @@ class DaemonStarter:
         # Owned by another folder than engines are: an agent that takes over would kill it as one without a record.
         process = spawn_process(
             [program, *daemon.serve_command[1:]],
-            select_environment(os.environ) | settings,
-            self._folder / "logs" / DAEMON_LOGS[daemon.runtime],
+            select_environment(os.environ) | settings | daemon.serve_address,
+            self._find_log(daemon),
             self._folder / "daemons",
         )
         log.info("daemon_started", daemon=daemon.runtime, pid=process.pid)
         self._processes[daemon.runtime] = process
         durable.write(self._record(daemon.runtime), process.identity)
         return process
+
+    def _find_log(self, daemon: Daemon) -> Path:
+        """Return the path of the log of a daemon."""
+        return self._folder / "logs" / DAEMON_LOGS[daemon.runtime]
 
     def _record(self, runtime: str) -> Path:
         """Return the path of the record of a daemon's process."""

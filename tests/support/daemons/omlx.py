@@ -6,6 +6,10 @@ then loads the pinned ones again.
 
 import asyncio
 import json
+import os
+import signal
+import stat
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.controlplane.process import CHECKOUT
 from tests.support.daemons.daemon import Daemon
 
 _COOKIE = "omlx_admin_session"
@@ -268,6 +273,22 @@ class OmlxStandIn(Daemon):
         return web.json_response({"success": True, "settings": settings, "requires_reload": False})
 
 
+def write_program(folder: Path) -> None:
+    """Write a program `omlx` that is the stand-in, with its folder and port in oMLX's variables, until SIGTERM."""
+    folder.mkdir()
+    program = folder / "omlx"
+    program.write_text(f"#!/bin/sh\nPYTHONPATH='{CHECKOUT}' exec '{sys.executable}' -m {__name__} \"$@\"\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+
+async def _run(base: Path, port: int) -> None:
+    """Be an oMLX until SIGTERM."""
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    async with OmlxStandIn(port, base):
+        await ended.wait()
+
+
 def _error(status: int, message: str, kind: str) -> web.Response:
     error = {"message": message, "type": kind, "param": None, "code": None}
     return web.json_response({"error": error}, status=status)
@@ -283,3 +304,7 @@ def _completion(model: str) -> dict[str, object]:
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "length"}],
         "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
     }
+
+
+if __name__ == "__main__":
+    asyncio.run(_run(Path(os.environ["OMLX_BASE_PATH"]), int(os.environ["OMLX_PORT"])))
